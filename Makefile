@@ -32,7 +32,7 @@ format: .venv/.stamp-dev  ## rewrite the files in the project's format
 	$(BIN)/ruff format .
 
 docs: .venv/.stamp-dev  ## build the documentation into site/; every warning is an error
-	$(BIN)/python -m mkdocs --quiet build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
 
 wheel: .venv/.stamp-test  ## build the wheel into dist/
 	rm -rf dist
