@@ -25,7 +25,14 @@ from ncgru.orthogonal.cayley import (
     require_real,
     skew_for_signs,
 )
-from ncgru.orthogonal.inverse import METHODS, cayley_read, exact_inverse, follow_inverse, orthogonal_from_inverse
+from ncgru.orthogonal.inverse import (
+    METHODS,
+    cayley_read,
+    exact_inverse,
+    follow_inverse,
+    no_autocast,
+    orthogonal_from_inverse,
+)
 from ncgru.orthogonal.skew import (
     INITS,
     haar_orthogonal,
@@ -144,14 +151,19 @@ class ScaledCayley(nn.Module):
         A matrix that is not orthogonal is replaced by the nearest that is, with a warning that says how far it was; use
         `assign` to get that number instead. Assigning what was last read changes nothing.
         """
-        if isinstance(matrix, Tensor) and matrix.dtype == self.matrix.dtype and torch.equal(matrix, self.matrix):
+        require_real("matrix", matrix)
+        if self.anchor.is_meta:
+            return torch.empty_like(self.anchor)
+        same_kind = (matrix.dtype, matrix.device) == (self.matrix.dtype, self.matrix.device)
+        if same_kind and torch.equal(matrix, self.matrix):
             return self.anchor.clone()
         packed, distance = self.assign(matrix)
         farthest = distance.max().item() if distance.numel() else 0.0
         if farthest > orthogonality_limit(self.matrix):
             warnings.warn(
-                f"the assigned matrix is not orthogonal: the nearest orthogonal one, {farthest:.3g} away (Frobenius norm), "
-                "took its place; assign an orthogonal matrix, or call assign(matrix) to get the distance instead",
+                "the assigned matrix is not orthogonal: the nearest orthogonal one took its place, "
+                f"{farthest:.3g} away (Frobenius norm); assign an orthogonal matrix, or call assign(matrix) to get the "
+                "distance instead",
                 stacklevel=2,
             )
         return packed
@@ -189,7 +201,7 @@ class ScaledCayley(nn.Module):
             skew = torch.where(kept[..., None, None], skew, found_skew)
             signs = torch.where(kept[..., None], signs, found_signs)
         packed = self._set_state(pack(skew), signs, places)
-        return packed.reshape(*batch, -1), distance.to(self.matrix).reshape(batch)
+        return packed.reshape(*batch, packed_size(n)), distance.to(self.matrix).reshape(batch)
 
     @torch.no_grad()
     def sample(self, init: str = "cayley", generator: torch.Generator | None = None) -> Tensor:
@@ -208,25 +220,27 @@ class ScaledCayley(nn.Module):
             drawn = scornn_packed(self.size, self.batch_shape, generator=generator)
             signs = self._initial_signs(self.signs.device, self.signs.dtype)
             places = list(range(self.updates.numel()))
-            self._set_state(drawn.reshape(len(places), -1), signs.reshape(len(places), -1), places)
+            self._set_state(drawn.reshape(len(places), packed_size(self.size)), signs.reshape(-1, self.size), places)
             return self.anchor.clone()
         draw = henaff_rotations if init == "henaff" else haar_orthogonal
         return self.assign(draw(self.size, self.batch_shape, generator=generator))[0]
 
     def _set_state(self, packed: Tensor, signs: Tensor, places: list[int]) -> Tensor:
         """Store A and D with the exact inverse at these places of the flattened batch, and return A as it is stored."""
-        self.anchor.view(-1, packed.shape[-1])[places] = packed.to(self.anchor)
+        anchor = self.anchor.view(self.updates.numel(), packed_size(self.size))
+        anchor[places] = packed.to(self.anchor)
         self.signs.view(-1, self.size)[places] = signs.to(self.signs)
         self._invert(places)
-        return self.anchor.view(-1, packed.shape[-1])[places]
+        return anchor[places]
 
     def _invert(self, places: list[int]) -> None:
         n = self.size
-        skew = unpack(self.anchor.view(-1, packed_size(n))[places], n)
+        skew = unpack(self.anchor.view(self.updates.numel(), packed_size(n))[places], n)
         inverse = exact_inverse(skew)
         signs = self.signs.view(-1, n)[places]
         self.inverse.view(-1, n, n)[places] = inverse
-        self.matrix.view(-1, n, n)[places] = orthogonal_from_inverse(inverse, skew, signs, self.method)
+        with no_autocast(inverse.device):
+            self.matrix.view(-1, n, n)[places] = orthogonal_from_inverse(inverse, skew, signs, self.method)
 
     def _check_packed(self, packed: Tensor) -> None:
         _checks.tensor("packed", packed, "pass the vector of the skew-symmetric matrix")
