@@ -1,0 +1,174 @@
+"""What a whole sequence module and its cell share: sizes, input weights, biases, and the step of the recurrence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ncgru import _checks
+from ncgru.recurrence import recurrence, resolve_backend
+
+NONLINEARITIES = ("modrelu", "tanh", "relu")
+
+
+class Recurrent(nn.Module):
+    """Parameters of recurrent layers, whichever cell they run.
+
+    A layer has one or two *directions*, each with a suffix of its own ("_l0", "_l0_reverse"; "" in a cell) and:
+
+    - `weight_ih{suffix}` [G·H, I]: the input weights, one block of H rows for each of the cell's `rows`;
+    - `bias{suffix}` [G·H]: in the same order; the block of c is modReLU's threshold, or additive for tanh and relu.
+
+    A subclass adds the recurrent matrices (`_add_recurrent`) and assembles them (`_recurrent_weights`).
+    """
+
+    rows: ClassVar[str]
+    reset: ClassVar[Literal["before", "after", "none"]]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool,
+        nonlinearity: str,
+        backend: str,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.input_size = _checks.positive_int("input_size", input_size, "pass the number of input features")
+        self.hidden_size = _checks.positive_int("hidden_size", hidden_size, "pass the number of hidden units")
+        self._biased = _checks.flag("bias", bias)
+        self.nonlinearity = _checks.one_of("nonlinearity", nonlinearity, NONLINEARITIES)
+        self._device = torch.get_default_device() if device is None else torch.device(device)
+        self._dtype = _checks.weight_dtype(dtype)
+        self._layers: list[tuple[str, tuple[str, ...]]] = []
+        self.backend = backend
+        self._check_backend()
+
+    def _check_backend(self) -> None:
+        resolve_backend(
+            self.backend,
+            device=self._device,
+            dtype=self._dtype,
+            hidden_size=self.hidden_size,
+            reset=self.reset,
+            nonlinearity=self.nonlinearity,
+        )
+
+    def _add_layer(self, suffix: str, input_size: int, *, bidirectional: bool) -> None:
+        """Register one layer's parameters, uninitialised."""
+        directions = (suffix, f"{suffix}_reverse") if bidirectional else (suffix,)
+        size = len(self.rows) * self.hidden_size
+        for direction in directions:
+            self._add_parameter(f"weight_ih{direction}", size, input_size)
+            if self._biased:
+                self._add_parameter(f"bias{direction}", size)
+        self._add_recurrent(suffix, directions)
+        self._layers.append((suffix, directions))
+
+    def _add_parameter(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> None:
+        """Register an uninitialised parameter."""
+        self.register_parameter(name, nn.Parameter(torch.empty(shape, device=self._device, dtype=dtype or self._dtype)))
+
+    def _add_recurrent(self, suffix: str, directions: tuple[str, ...]) -> None:
+        """Register the recurrent parameters of a layer."""
+        raise NotImplementedError
+
+    def _recurrent_weights(self, suffix: str, directions: tuple[str, ...]) -> list[Tensor]:
+        """The assembled recurrent matrices [G·H, H] of a layer, one for each direction."""
+        raise NotImplementedError
+
+    def _threshold(self, direction: str) -> Tensor | None:
+        """modReLU's threshold [H], or None where the bias of c is additive or absent."""
+        if self.nonlinearity != "modrelu" or not self._biased:
+            return None
+        bias: Tensor = getattr(self, f"bias{direction}")
+        return bias[-self.hidden_size :]
+
+    def _project(self, input: Tensor, direction: str) -> Tensor:
+        """W x and all additive biases, for every step at once: [T, B, I] -> [T, B, G·H]."""
+        weight = getattr(self, f"weight_ih{direction}")
+        if not self._biased:
+            return F.linear(input, weight)
+        bias = getattr(self, f"bias{direction}")
+        if self.nonlinearity == "modrelu":
+            bias = torch.cat([bias[: -self.hidden_size], torch.zeros_like(bias[-self.hidden_size :])])
+        return F.linear(input, weight, bias)
+
+    def _run_direction(
+        self, input: Tensor, initial: Tensor | None, weight: Tensor, direction: str, lengths: Tensor | None
+    ) -> Tensor:
+        """One direction of one layer over a whole sequence: [T, B, I] -> [T, B, H]."""
+        projected = self._project(input, direction)
+        if initial is None:
+            initial = projected.new_zeros(projected.shape[1], self.hidden_size)
+        hidden = recurrence(
+            projected,
+            initial.to(torch.promote_types(initial.dtype, projected.dtype)),
+            weight,
+            self._threshold(direction),
+            lengths,
+            reset=self.reset,
+            nonlinearity=self.nonlinearity,
+            reverse=direction.endswith("_reverse"),
+            backend=self.backend,
+        )
+        return hidden.to(projected.dtype)
+
+    def _check_features(self, name: str, value: Tensor, size: int, meaning: str) -> None:
+        """Raise unless `value` is a floating tensor with `size` features, of the weights' device and dtype."""
+        if value.dim() == 0 or value.shape[-1] != size:
+            raise ValueError(
+                f"{name} must have {meaning}={size} as its last dimension, got shape {tuple(value.shape)}; "
+                f"reshape it or build the module with that size"
+            )
+        weight = getattr(self, f"weight_ih{self._layers[0][1][0]}")
+        if value.device != weight.device:
+            raise ValueError(
+                f"{name} must be on the module's device {weight.device}, was on {value.device}; move one with .to()"
+            )
+        if value.dtype != weight.dtype and not (
+            value.is_floating_point() and torch.is_autocast_enabled(value.device.type)
+        ):
+            raise TypeError(
+                f"{name} must have the module's dtype {weight.dtype}, got {value.dtype}; convert one of them with .to()"
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        """`weight_hh{suffix}` reads as the assembled matrix [G·H, H]; it is no parameter of its own."""
+        if name.startswith("weight_hh"):
+            for suffix, directions in self.__dict__.get("_layers", ()):
+                for index, direction in enumerate(directions):
+                    if name == f"weight_hh{direction}":
+                        return self._recurrent_weights(suffix, directions)[index]
+        return super().__getattr__(name)
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: it is here because scripts written for `nn.GRU` call it."""
+
+    def extra_repr(self) -> str:
+        """The arguments that differ from the defaults, for `print(module)`."""
+        return ", ".join([f"{self.input_size}, {self.hidden_size}", *self._repr_options()])
+
+    def _repr_options(self) -> Iterator[str]:
+        if not self._biased:
+            yield "bias=False"
+        if self.backend != "auto":
+            yield f"backend={self.backend!r}"
+
+
+def he_uniform_(weight: Tensor, fan_in: int) -> None:
+    """Fill `weight` uniformly in ±√(6 / fan_in)."""
+    bound = math.sqrt(6 / fan_in)
+    nn.init.uniform_(weight, -bound, bound)
+
+
+def long_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 in the place of the 16-bit types; what A and the matrices made from it are kept in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

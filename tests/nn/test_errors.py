@@ -1,0 +1,179 @@
+"""Bad arguments: an error that names the argument, the rule and the value, and nothing changed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from ncgru import GORU, NCGRU, BackendUnavailableError, ModReLU, NCGRUCell, ScoRNN
+
+CONSTRUCTORS: list[tuple[type[nn.Module], dict[str, Any], type[Exception], str]] = [
+    (NCGRU, {"hidden_size": 0}, ValueError, "hidden_size must be at least 1, got 0"),
+    (NCGRU, {"input_size": -1}, ValueError, "input_size must be at least 1, got -1"),
+    (NCGRU, {"input_size": 2.5}, TypeError, "input_size must be an int, got float 2.5"),
+    (NCGRU, {"num_layers": 0}, ValueError, "num_layers must be at least 1, got 0"),
+    (NCGRU, {"num_layers": True}, TypeError, "num_layers must be an int, got bool True"),
+    (NCGRU, {"bias": 3}, TypeError, "bias must be True or False, got int 3"),
+    (NCGRU, {"dropout": 1.5}, ValueError, "dropout must be from 0 to 1, got 1.5"),
+    (NCGRU, {"orthogonal": "x"}, ValueError, "orthogonal must be letters out of 'ruc', each at most once, got 'x'"),
+    (NCGRU, {"orthogonal": "cc"}, ValueError, "orthogonal must be letters out of 'ruc', each at most once, got 'cc'"),
+    (NCGRU, {"orthogonal": None}, TypeError, "orthogonal must be a str of letters"),
+    (NCGRU, {"nonlinearity": "tahn"}, ValueError, "did you mean 'tanh'?"),
+    (NCGRU, {"negatives": 6}, ValueError, "negatives must be between 0 and hidden_size=5, got 6"),
+    (NCGRU, {"negatives": -1}, ValueError, "negatives must be between 0 and hidden_size=5, got -1"),
+    (NCGRU, {"negatives": 2.0}, TypeError, "negatives must be an int or a sequence of ints, got 2.0"),
+    (NCGRU, {"negatives": [1, 2]}, ValueError, "negatives must be one int, or one for each of the letters 'c'"),
+    (NCGRU, {"inverse": "newton"}, ValueError, "inverse must be one of"),
+    (NCGRU, {"order": 0}, ValueError, "order must be at least 1, got 0"),
+    (NCGRU, {"reset_every": 0}, ValueError, "reset_every must be at least 1, got 0"),
+    (NCGRU, {"backend": "cude"}, ValueError, "did you mean 'cuda'?"),
+    (NCGRU, {"backend": "cuda"}, BackendUnavailableError, "contains no CUDA kernels"),
+    (NCGRU, {"dtype": torch.int64}, TypeError, "dtype must be a floating-point torch.dtype, got torch.int64"),
+    (ScoRNN, {"negatives": 6}, ValueError, "negatives must be between 0 and hidden_size=5, got 6"),
+    (GORU, {"capacity": 0}, ValueError, "capacity must be at least 1, got 0"),
+    (GORU, {"style": "fft"}, ValueError, "hidden_size must be a power of 2, at least 2, for style='fft', got 5"),
+    (GORU, {"style": "fft", "hidden_size": 8, "capacity": 4}, ValueError, r"capacity must be log2\(hidden_size\)=3"),
+]
+
+
+@pytest.mark.parametrize(("cls", "wrong", "error", "message"), CONSTRUCTORS)
+def test_constructors(cls: type[nn.Module], wrong: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        cls(**{"input_size": 3, "hidden_size": 5, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "message"),
+    [
+        (("no tensor",), TypeError, "input must be a torch.Tensor, got str"),
+        ((torch.zeros(3),), ValueError, r"input must be \[T, B, input_size\] or unbatched"),
+        ((torch.zeros(2, 2, 2, 3),), ValueError, r"got shape \(2, 2, 2, 3\)"),
+        ((torch.zeros(4, 2, 4),), ValueError, "input must have input_size=3 as its last dimension"),
+        ((torch.zeros(0, 2, 3),), ValueError, "at least one time step, got T=0"),
+        ((torch.zeros(0, 3),), ValueError, "at least one time step, got T=0"),
+        ((torch.zeros(4, 2, 3, dtype=torch.float64),), TypeError, "module's dtype torch.float32, got torch.float64"),
+        ((torch.zeros(4, 2, 3, dtype=torch.int64),), TypeError, "module's dtype torch.float32, got torch.int64"),
+        ((torch.zeros(4, 2, 3, device="meta"),), ValueError, "module's device cpu, was on meta"),
+        (
+            (torch.zeros(4, 2, 3), torch.zeros(2, 5)),
+            ValueError,
+            r"hx must have shape \[num_layers\*directions, B, hidden_size\]",
+        ),
+        (
+            (torch.zeros(4, 3), torch.zeros(1, 1, 5)),
+            ValueError,
+            r"hx must have shape \[num_layers\*directions, hidden_size\]",
+        ),
+        ((torch.zeros(4, 2, 3), torch.zeros(1, 2, 6)), ValueError, r"= \(1, 2, 5\), got \(1, 2, 6\)"),
+        ((torch.zeros(4, 2, 3), torch.zeros(1, 2, 5).double()), TypeError, "hx must have the module's dtype"),
+        ((torch.zeros(4, 2, 3), [0.0]), TypeError, "hx must be a torch.Tensor, got list"),
+    ],
+)
+def test_forward(args: tuple[Any, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        NCGRU(3, 5)(*args)
+
+
+def test_batch_first_reads_time_from_the_second_dimension() -> None:
+    module = NCGRU(3, 5, batch_first=True)
+    with pytest.raises(ValueError, match="at least one time step"):
+        module(torch.zeros(2, 0, 3))
+    assert module(torch.zeros(0, 2, 3))[0].shape == (0, 2, 5)
+
+
+@pytest.mark.parametrize("sizes", [[1, 2], [2, 0], [], [3, 1]])
+def test_packed_in_unknown_order(sizes: list[int]) -> None:
+    packed = pack_sequence([torch.zeros(2, 3), torch.zeros(1, 3)])
+    wrong = PackedSequence(packed.data, torch.tensor(sizes, dtype=torch.int64), None, None)
+    with pytest.raises(ValueError, match="packed in order of falling length"):
+        NCGRU(3, 5)(wrong)
+
+
+def test_packed_with_a_wrong_index() -> None:
+    packed = pack_sequence([torch.zeros(2, 3), torch.zeros(1, 3)])
+    wrong = PackedSequence(packed.data, packed.batch_sizes, torch.tensor([2, 1, 0]), None)
+    with pytest.raises(ValueError, match="one sorted index for each of its 2 sequences"):
+        NCGRU(3, 5)(wrong)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((torch.zeros(2, 2, 3),), r"input must be \[B, input_size\]"),
+        ((torch.zeros(2, 4),), "input must have input_size=3"),
+        ((torch.zeros(2, 3), torch.zeros(3, 5)), r"hx must have shape \[B, hidden_size\] = \(2, 5\)"),
+        ((torch.zeros(3), torch.zeros(1, 5)), r"hx must have shape \[hidden_size\] = \(5,\)"),
+    ],
+)
+def test_cell_forward(args: tuple[torch.Tensor, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NCGRUCell(3, 5)(*args)
+
+
+def test_dropout_without_a_second_layer_warns() -> None:
+    with pytest.warns(UserWarning, match="has no effect with num_layers=1"):
+        NCGRU(3, 5, dropout=0.5)
+
+
+def test_modrelu_size() -> None:
+    with pytest.raises(ValueError, match="num_features=4 as its last dimension"):
+        ModReLU(4)(torch.zeros(3, 5))
+
+
+odd_things = st.one_of(
+    st.integers(-2, 6), st.floats(-1, 2), st.booleans(), st.none(), st.sampled_from(["", "c", "ruc", "x", "tanh"]),
+    st.lists(st.integers(-1, 6), max_size=3),
+)  # fmt: skip
+arguments = st.fixed_dictionaries(
+    {},
+    optional={
+        **{name: odd_things for name in ("num_layers", "bias", "batch_first", "dropout", "bidirectional", "order")},
+        "orthogonal": st.one_of(st.sampled_from(["", "c", "rc", "ruc", "cr"]), odd_things),
+        "negatives": odd_things,
+        "nonlinearity": st.one_of(st.sampled_from(["modrelu", "tanh", "relu"]), odd_things),
+        "inverse": st.one_of(st.sampled_from(["exact", "neumann", "hyperpower"]), odd_things),
+        "reset_every": odd_things,
+        "backend": st.one_of(st.sampled_from(["auto", "reference", "cuda"]), odd_things),
+        "dtype": st.sampled_from([None, torch.float32, torch.float64, torch.float16, torch.int32, "float32"]),
+    },
+)
+shapes = st.lists(st.integers(0, 4), min_size=0, max_size=4)
+dtypes = st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bfloat16])
+
+
+@settings(max_examples=1200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    sizes=st.tuples(st.one_of(st.integers(1, 4), odd_things), st.one_of(st.integers(1, 4), odd_things)),
+    keywords=arguments,
+    shape=shapes,
+    state=st.one_of(st.none(), shapes),
+    dtype=dtypes,
+)
+@pytest.mark.filterwarnings("ignore:dropout=.*has no effect:UserWarning")
+def test_any_arguments_give_a_module_or_a_documented_error(
+    sizes: tuple[Any, Any], keywords: dict[str, Any], shape: list[int], state: list[int] | None, dtype: torch.dtype
+) -> None:
+    made = attempt(lambda: NCGRU(*sizes, **keywords))
+    if isinstance(made, Exception):
+        return
+    before = {key: value.clone() for key, value in made.state_dict().items()}
+    hx = None if state is None else torch.ones(state, dtype=dtype)
+    result = attempt(lambda: made(torch.ones(shape, dtype=dtype), hx))
+    assert isinstance(result, Exception) or bool(result[0].isfinite().all())
+    for key, value in made.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+def attempt(call: Callable[[], Any]) -> Any:
+    """What `call` returns, or the documented error it raised, which must say what must be."""
+    try:
+        return call()
+    except (ValueError, TypeError, BackendUnavailableError) as error:
+        caught = error
+    assert " must " in str(caught) or "cannot run" in str(caught), caught
+    return caught
