@@ -97,6 +97,16 @@ def test_own_text_in_three_files(tmp_path: Path) -> None:
     assert _read(task.corpus, "valid")[:3] == ["b", "words", "<eos>"]
 
 
+def test_only_training_segments_are_random_and_only_if_asked_for(text_file: Path) -> None:
+    def lengths(task: OwnText, split: str) -> set[int]:
+        source = task.source(split, batch_size=2, seed=4)
+        return {source.segment(k).length for k in range(source.epoch_start(1) - 1)}
+
+    by_chance, fixed = (OwnText(train=str(text_file), bptt=20, random_length=flag) for flag in (True, False))
+    assert len(lengths(by_chance, "train")) > 3
+    assert lengths(fixed, "train") == lengths(by_chance, "test") == {20}
+
+
 def test_a_byte_order_mark_is_no_character(text_file: Path) -> None:
     plain = OwnText(train=str(text_file)).corpus
     text_file.write_bytes(b"\xef\xbb\xbf" + text_file.read_bytes())
