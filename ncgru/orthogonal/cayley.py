@@ -119,14 +119,21 @@ def nearest_orthogonal(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return (left @ right).to(matrix), distance.to(matrix)
 
 
-def skew_for_signs(matrix: Tensor, signs: Tensor) -> Tensor:
-    """A = (I-C)(I+C)^-1 with C = UD for given signs; not finite where I + C is singular. No checks, float64 advised."""
-    scaled = matrix * signs.unsqueeze(-2)
+def inverse_for_signs(matrix: Tensor, signs: Tensor) -> Tensor:
+    """(I-C)(I+C)^-1 = 2(I+C)^-1 - I with C = UD for given signs, NaN where I + C is singular; no checks.
+
+    It is skew-symmetric but for rounding, unless I + C is so near to singular that rounding is all there is. Its largest
+    entry shows that; the skew part alone would hide it, as a singular I + C blows up the symmetric part.
+    """
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    inverse, info = torch.linalg.inv_ex(identity + scaled)
-    skew = (identity - scaled) @ inverse
-    skew = (skew - skew.mT) / 2
-    return torch.where((info == 0)[..., None, None], skew, math.nan)
+    inverse, info = torch.linalg.inv_ex(identity + matrix * signs.unsqueeze(-2))
+    return torch.where((info == 0)[..., None, None], 2 * inverse - identity, math.nan)
+
+
+def skew_part(matrix: Tensor) -> Tensor:
+    """(M - M')/2: A without the rounding, and without what a slightly non-orthogonal U has put in its symmetric part."""
+    difference = matrix - matrix.mT
+    return difference / 2
 
 
 def orthogonality_defect(matrix: Tensor) -> Tensor:
@@ -160,7 +167,7 @@ def require_finite(name: str, matrix: Tensor) -> None:
 def _inverse_of_one(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """A and the diagonal of D for one orthogonal U [n, n] in float64: the four steps above."""
     signs = _greedy_signs(matrix)
-    skew = skew_for_signs(matrix, signs)
+    skew = skew_part(inverse_for_signs(matrix, signs))
     n = len(signs)
     for _ in range(n):
         largest, place = skew.abs().flatten().max(0)
@@ -169,7 +176,7 @@ def _inverse_of_one(matrix: Tensor) -> tuple[Tensor, Tensor]:
         pair = torch.stack((place // n, place % n))
         skew = _flip(skew, pair)
         signs[pair] = -signs[pair]
-    return skew_for_signs(matrix, signs), signs
+    return skew_part(inverse_for_signs(matrix, signs)), signs
 
 
 def _greedy_signs(matrix: Tensor) -> Tensor:

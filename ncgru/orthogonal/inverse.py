@@ -16,10 +16,11 @@ of magnitude where A is large, and saves a product. Algorithm 1 keeps the first,
 Rounding: R is the difference of two nearly equal matrices, so it is formed in float64 (and exact inverses are taken in
 float64) and rounded once. This makes float32 followers as accurate as a rounded exact inverse, for one wider product.
 
-The guard: a series that has left the range where it converges is replaced by the exact inverse, and counted. Norms are
-estimated with a fixed block Z [n, 8] of random signs: the mean of ‖MZ‖² is ‖M‖_F², for O(n²) work.
+The guard: a series that has left the range where it converges is replaced by the exact inverse, and counted. The size of
+a matrix M is estimated in O(n²) with a fixed block Z [n, 8] of signs that look random, scaled so that E‖MZ‖_F² = ‖M‖_F²:
+N(M) = ‖(MZ)'(MZ)‖_F^(1/2). It is about ‖M‖₂ where one direction dominates and 0.6 ‖M‖_F where all are alike.
 
-    hyperpower  R^(p+1) is the residual that the step leaves: ‖R^(p+1) Z‖ must be within a few roundings.
+    hyperpower  R^(p+1) is the residual that the step leaves: N of it must be within two roundings.
     neumann     the residual is measured after the step. Algorithm 1 promises no more than its series gives, errors
                 of all steps since the last reset included, so only a breakdown is caught.
 
@@ -39,9 +40,9 @@ from ncgru.orthogonal.skew import pack, unpack
 METHODS = ("exact", "neumann", "hyperpower")
 
 PROBES = 8
-# Of the residual left behind, in roundings of the dtype (Frobenius norm).
-HYPERPOWER_TOLERANCE = 4.0
-# Of the residual measured, absolute (Frobenius norm).
+# Of the residual left behind, in roundings of the dtype.
+HYPERPOWER_TOLERANCE = 2.0
+# Of the residual measured after the step.
 NEUMANN_TOLERANCE = 0.1
 
 
@@ -114,7 +115,7 @@ def follow_inverse(
         order: p of the series, at least 1.
         reset_every: the k-th update is exact where k is a multiple of this; 0 for never. Not counted in `refreshes`.
     """
-    on_host = packed.device.type == "cpu"
+    on_host = _on_host(packed)
     if on_host and torch.equal(packed, anchor):
         return
     with no_autocast(packed.device):
@@ -215,16 +216,23 @@ def _series(
         followed = neumann_series(inverse, unpack(anchor - packed, n), order)
         probed = followed @ probes
         remainder = probes - probed - skew @ probed
-        sound = torch.linalg.matrix_norm(remainder) <= NEUMANN_TOLERANCE
+        sound = _probed_norm(remainder) <= NEUMANN_TOLERANCE
         return followed, sound
     residual = residual_of(inverse, skew)
     remainder = probes
     for _ in range(order + 1):
         remainder = residual @ remainder
-    sound = torch.linalg.matrix_norm(remainder) <= HYPERPOWER_TOLERANCE * torch.finfo(inverse.dtype).eps
-    if inverse.device.type == "cpu" and not bool(sound.any()):
+    sound = _probed_norm(remainder) <= HYPERPOWER_TOLERANCE * torch.finfo(inverse.dtype).eps
+    if _on_host(inverse) and not bool(sound.any()):
         return inverse, sound  # all are about to be inverted exactly
     return hyperpower_series(inverse, residual, order), sound
+
+
+def _probed_norm(probed: Tensor) -> Tensor:
+    """The size of M from MZ [..., n, 8]: ‖(MZ)'(MZ)‖_F^(1/2)."""
+    gram = probed.mT @ probed
+    norm: Tensor = torch.linalg.matrix_norm(gram).sqrt()
+    return norm
 
 
 def _probes(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -244,6 +252,11 @@ def _make_probes(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     bits = (k * k * 2654435761) >> 24 & 1
     signs = bits.to(dtype) * 2 - 1
     return signs.view(n, PROBES).div(math.sqrt(PROBES))
+
+
+def _on_host(tensor: Tensor) -> bool:
+    """Whether a look at a value costs nothing, so that work nobody needs can be left out."""
+    return tensor.device.type == "cpu"
 
 
 def _identity(like: Tensor) -> Tensor:

@@ -19,11 +19,12 @@ from ncgru import _checks
 from ncgru.orthogonal.cayley import (
     LARGEST_ENTRY,
     inverse_cayley,
+    inverse_for_signs,
     nearest_orthogonal,
     orthogonality_limit,
     require_finite,
     require_real,
-    skew_for_signs,
+    skew_part,
 )
 from ncgru.orthogonal.inverse import (
     METHODS,
@@ -194,8 +195,9 @@ class ScaledCayley(nn.Module):
         places = list(range(self.updates.numel())) if which is None else list(which)
         orthogonal, distance = nearest_orthogonal(matrix.detach().to(torch.float64).reshape(-1, n, n))
         signs = self.signs.reshape(-1, n)[places].to(orthogonal)
-        skew = skew_for_signs(orthogonal, signs)
+        skew = inverse_for_signs(orthogonal, signs)
         kept = skew.abs().amax((-2, -1)) <= LARGEST_ENTRY  # also false for NaN
+        skew = skew_part(skew)
         if not bool(kept.all()):
             found_skew, found_signs = inverse_cayley(orthogonal)
             skew = torch.where(kept[..., None, None], skew, found_skew)

@@ -6,11 +6,12 @@ Nothing here uses torch or the library. Matrices are [n, n]; D is given by its d
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 Optimiser = Callable[[Array], Array]  # gradient -> δA, to be subtracted
 
 
@@ -42,7 +43,8 @@ class Loss:
 
     def gradient(self, u: Array) -> Array:
         """Derivative of ½‖U - target‖² + <linear, U>."""
-        return u - self.target + self.linear
+        gradient: Array = u - self.target + self.linear
+        return gradient
 
 
 def sgd(rate: float) -> Optimiser:

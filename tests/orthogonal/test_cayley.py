@@ -15,15 +15,9 @@ from ncgru.orthogonal import cayley, inverse_cayley, nearest_orthogonal, packed_
 from ncgru.orthogonal.cayley import LARGEST_ENTRY, _flip
 from ncgru.orthogonal.skew import haar_orthogonal
 from tests.orthogonal import numpy_truth as truth
+from tests.orthogonal.measure import spectral_defect
 
 SIZES = [*range(1, 11), 33, 64, 257]
-
-
-def spectral_defect(u: Tensor) -> float:
-    """‖U'U - I‖₂, the largest of a batch."""
-    u = u.detach().double()
-    defect = torch.linalg.matrix_norm(u.mT @ u - torch.eye(u.shape[-1], dtype=u.dtype), 2)
-    return float(defect.max())
 
 
 def random_skew(n: int, *batch: int, seed: int = 0) -> Tensor:
