@@ -126,9 +126,8 @@ def _check_tensors(
     if projected.dtype not in _DTYPES:
         raise TypeError(f"projected must be float32, float64, float16 or bfloat16, got {projected.dtype}; convert it")
     allowed = (torch.float32, projected.dtype) if projected.dtype in _HALF else (projected.dtype,)
-    for name, value in (("initial", initial), ("weight", weight), ("threshold", threshold)):
-        if value is None and name == "threshold":
-            continue
+    given = {"initial": initial, "weight": weight} | ({} if threshold is None else {"threshold": threshold})
+    for name, value in given.items():
         _checks.tensor(name, value, "pass a tensor")
         if value.dtype not in allowed:
             names = " or ".join(map(str, allowed))
@@ -145,7 +144,7 @@ def _check_tensors(
 
 def _check_device(name: str, value: Tensor, projected: Tensor) -> None:
     if value.device != projected.device:
-        raise TypeError(f"{name} must be on projected's device {projected.device}, got {value.device}; move one of them")
+        raise TypeError(f"{name} must be on projected's device {projected.device}, got {value.device}; move it there")
 
 
 def _check_shapes(
