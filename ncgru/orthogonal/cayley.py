@@ -122,8 +122,8 @@ def nearest_orthogonal(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def inverse_for_signs(matrix: Tensor, signs: Tensor) -> Tensor:
     """(I-C)(I+C)^-1 = 2(I+C)^-1 - I with C = UD for given signs, NaN where I + C is singular; no checks.
 
-    It is skew-symmetric but for rounding, unless I + C is so near to singular that rounding is all there is. Its largest
-    entry shows that; the skew part alone would hide it, as a singular I + C blows up the symmetric part.
+    It is skew-symmetric but for rounding, unless I + C is so near to singular that rounding is all there is. Its
+    largest entry shows that; the skew part alone would hide it, as a singular I + C blows up the symmetric part.
     """
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     inverse, info = torch.linalg.inv_ex(identity + matrix * signs.unsqueeze(-2))
@@ -131,7 +131,7 @@ def inverse_for_signs(matrix: Tensor, signs: Tensor) -> Tensor:
 
 
 def skew_part(matrix: Tensor) -> Tensor:
-    """(M - M')/2: A without the rounding, and without what a slightly non-orthogonal U has put in its symmetric part."""
+    """(M - M')/2: A without rounding, and without what a slightly non-orthogonal U has put in its symmetric part."""
     difference = matrix - matrix.mT
     return difference / 2
 

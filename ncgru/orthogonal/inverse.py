@@ -16,9 +16,9 @@ of magnitude where A is large, and saves a product. Algorithm 1 keeps the first,
 Rounding: R is the difference of two nearly equal matrices, so it is formed in float64 (and exact inverses are taken in
 float64) and rounded once. This makes float32 followers as accurate as a rounded exact inverse, for one wider product.
 
-The guard: a series that has left the range where it converges is replaced by the exact inverse, and counted. The size of
-a matrix M is estimated in O(n²) with a fixed block Z [n, 8] of signs that look random, scaled so that E‖MZ‖_F² = ‖M‖_F²:
-N(M) = ‖(MZ)'(MZ)‖_F^(1/2). It is about ‖M‖₂ where one direction dominates and 0.6 ‖M‖_F where all are alike.
+The guard: a series that has left the range where it converges is replaced by the exact inverse, and counted. The size
+of a matrix M is estimated in O(n²) with a fixed block Z [n, 8] of signs that look random, scaled so that the mean of
+‖MZ‖_F² is ‖M‖_F²: N(M) = ‖(MZ)'(MZ)‖_F^(1/2), about ‖M‖₂ where one direction dominates and 0.6 ‖M‖_F where none does.
 
     hyperpower  R^(p+1) is the residual that the step leaves: N of it must be within two roundings.
     neumann     the residual is measured after the step. Algorithm 1 promises no more than its series gives, errors

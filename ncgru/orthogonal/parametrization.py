@@ -1,6 +1,6 @@
 """Orthogonal weights for any module: the map from a free vector to an orthogonal matrix, with the state it needs.
 
-Shapes: n matrix size, m = n(n-1)/2, k number of matrices (the product of the batch shape).
+Shapes: n matrix size, m = n(n-1)/2.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,8 @@ from ncgru.orthogonal.skew import (
     scornn_packed,
     unpack,
 )
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class ScaledCayley(nn.Module):
@@ -290,7 +292,7 @@ class ScaledCayley(nn.Module):
 
 
 def orthogonal(
-    module: nn.Module,
+    module: M,
     name: str = "weight",
     *,
     negatives: int | Sequence[int] | None = None,
@@ -298,7 +300,7 @@ def orthogonal(
     order: int = 2,
     reset_every: int | None = None,
     init: str | None = None,
-) -> nn.Module:
+) -> M:
     """Keep a square weight of `module` orthogonal from now on, whatever optimiser trains it.
 
     The weight becomes a `torch.nn.utils.parametrize` parametrisation: `module.name` reads as the orthogonal matrix, its

@@ -65,7 +65,8 @@ def adam(rate: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float =
         second = beta2 * second + (1 - beta2) * gradient**2
         mean = first / (1 - beta1 ** state["t"])
         spread = np.sqrt(second / (1 - beta2 ** state["t"]))
-        return rate * np.asarray(mean) / (spread + epsilon)
+        delta: Array = rate * np.asarray(mean) / (spread + epsilon)
+        return delta
 
     return step
 

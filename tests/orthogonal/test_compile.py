@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 
 from ncgru.orthogonal import METHODS, ScaledCayley, cayley, inverse_cayley, orthogonal, unpack
 from tests.orthogonal.measure import moved, start
@@ -29,7 +31,7 @@ class Layer(nn.Module):
         return torch.tanh(hidden @ self.cayley(self.skew))
 
 
-def train(model: nn.Module, layer: nn.Module, steps: int = 5) -> list[Tensor]:
+def train(model: Callable[[Tensor], Tensor], layer: nn.Module, steps: int = 5) -> list[Tensor]:
     optimiser = torch.optim.SGD(layer.parameters(), lr=1e-1)
     outputs = []
     for step in range(steps):
@@ -78,7 +80,7 @@ def test_an_exported_module_follows_its_vector_too() -> None:
     layer = Layer()
     x = torch.randn(4, 6)
     with torch.no_grad():
-        exported = torch.export.export(layer, (x,)).module()
+        exported: Any = torch.export.export(layer, (x,)).module()
         assert torch.equal(exported(x), layer(x))
         before = exported(x)
         exported.skew.copy_(moved(layer.skew, 1e-2))
@@ -105,7 +107,7 @@ def _rank(rank: int, folder: str) -> None:
 
 
 def test_data_parallel_processes_stay_identical(tmp_path: Path) -> None:
-    mp.spawn(_rank, (str(tmp_path),), nprocs=2)
+    spawn(_rank, (str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def _seed() -> None:
 
 
 def test_the_one_liner_trains_and_stays_orthogonal() -> None:
-    layer = nn.Linear(8, 8)
+    layer: Any = nn.Linear(8, 8)
     nearest, _ = nearest_orthogonal(layer.weight)
     assert orthogonal(layer) is layer
     assert torch.allclose(layer.weight, nearest, atol=1e-6)
@@ -64,7 +65,7 @@ def test_an_optimiser_made_before_goes_on_working() -> None:
 
 @pytest.mark.parametrize("init", ["cayley", "henaff", "haar"])
 def test_initial_values_can_be_drawn(init: str) -> None:
-    layers = []
+    layers: list[Any] = []
     for _ in range(2):
         torch.manual_seed(3)
         layers.append(orthogonal(nn.Linear(7, 7), negatives=3, init=init))
@@ -80,7 +81,7 @@ def test_initial_values_can_be_drawn(init: str) -> None:
 
 @pytest.mark.parametrize("options", [{"inverse": "exact"}, {"inverse": "neumann", "order": 1, "reset_every": 5}])
 def test_options_reach_the_map(options: dict[str, object]) -> None:
-    layer = orthogonal(nn.Linear(8, 8), **options)  # type: ignore[arg-type]
+    layer: Any = orthogonal(nn.Linear(8, 8), **options)  # type: ignore[arg-type]
     train(layer, torch.randn(4, 8))
     module = layer.parametrizations.weight[0]
     assert module.method == options["inverse"]
@@ -88,9 +89,9 @@ def test_options_reach_the_map(options: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-def test_torch_recurrent_modules_can_have_square_weights(kind: type[nn.RNNBase]) -> None:
+def test_torch_recurrent_modules_can_have_square_weights(kind: Any) -> None:
     """They run on a list of weights made once, which plain parametrisation leaves behind."""
-    rnn: nn.RNNBase = kind(3, 5, num_layers=2)
+    rnn = kind(3, 5, num_layers=2)
     name = "weight_hh_l1" if kind is nn.RNN else None
     if name is None:
         with pytest.raises(ValueError, match=r"weight_hh_l0 must be square"):
@@ -126,7 +127,7 @@ def test_a_batch_of_square_matrices() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.einsum("...i,abij->ab...j", x, self.weight)
 
-    module = orthogonal(Kernels(), negatives=[0, 1, 2, 3, 4, 0])
+    module: Any = orthogonal(Kernels(), negatives=[0, 1, 2, 3, 4, 0])
     assert module.parametrizations.weight.original.shape == (2, 3, 6)
     train(module, torch.randn(5, 4))
     assert spectral_defect(module.weight) < 1e-6
@@ -134,7 +135,7 @@ def test_a_batch_of_square_matrices() -> None:
 
 
 def test_removing_the_parametrisation_leaves_the_matrix_or_the_vector() -> None:
-    layer = orthogonal(nn.Linear(5, 5))
+    layer: Any = orthogonal(nn.Linear(5, 5))
     expected = layer.weight.detach().clone()
     parametrize.remove_parametrizations(layer, "weight")
     assert isinstance(layer.weight, nn.Parameter)
@@ -145,7 +146,7 @@ def test_removing_the_parametrisation_leaves_the_matrix_or_the_vector() -> None:
 
 
 def test_caching() -> None:
-    layer = orthogonal(nn.Linear(5, 5))
+    layer: Any = orthogonal(nn.Linear(5, 5))
     with parametrize.cached():
         assert layer.weight is layer.weight
     assert layer.weight is not layer.weight
@@ -156,15 +157,15 @@ def test_it_composes_with_other_parametrisations() -> None:
         def forward(self, weight: Tensor) -> Tensor:
             return 2 * weight
 
-    layer = orthogonal(nn.Linear(5, 5))
+    layer: Any = orthogonal(nn.Linear(5, 5))
     parametrize.register_parametrization(layer, "weight", Doubled())
     assert spectral_defect(layer.weight / 2) < 1e-6
 
 
 def test_copies_of_a_parametrised_module() -> None:
-    layer = orthogonal(nn.Linear(5, 5))
-    twin = copy.deepcopy(layer)
-    fresh = orthogonal(nn.Linear(5, 5))
+    layer: Any = orthogonal(nn.Linear(5, 5))
+    twin: Any = copy.deepcopy(layer)
+    fresh: Any = orthogonal(nn.Linear(5, 5))
     fresh.load_state_dict(layer.state_dict())
     assert torch.equal(twin.weight, layer.weight)
     assert torch.equal(fresh.weight, layer.weight)
@@ -174,7 +175,7 @@ def test_copies_of_a_parametrised_module() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_orthogonal_matrix_can_be_assigned(seed: int) -> None:
-    layer = orthogonal(nn.Linear(9, 9))
+    layer: Any = orthogonal(nn.Linear(9, 9))
     q = haar_orthogonal(9, generator=torch.Generator().manual_seed(seed)).float()
     for matrix in (q, -q, torch.eye(9), -torch.eye(9), torch.eye(9).roll(1, 0)):
         layer.weight = matrix
@@ -205,7 +206,7 @@ def test_the_present_signs_are_kept_where_they_fit() -> None:
 
 
 def test_a_matrix_that_is_not_orthogonal_is_replaced_by_the_nearest_and_the_distance_told() -> None:
-    layer = orthogonal(nn.Linear(6, 6))
+    layer: Any = orthogonal(nn.Linear(6, 6))
     matrix = torch.randn(6, 6)
     nearest, distance = nearest_orthogonal(matrix)
     with pytest.warns(UserWarning, match=r"the assigned matrix is not orthogonal: .* [\d.]+ away \(Frobenius norm\)"):
@@ -218,6 +219,21 @@ def test_a_matrix_that_is_not_orthogonal_is_replaced_by_the_nearest_and_the_dist
     if torch.equal(signs, module.signs[0]):
         assert torch.allclose(packed[0], pack(skew), atol=1e-5)
     assert torch.allclose(module(packed), nearest.expand(2, 6, 6), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 2, 6, 7, 40])
+def test_signs_that_make_the_map_singular_are_never_kept(n: int, dtype: torch.dtype) -> None:
+    """A matrix of the other determinant has no A at all with the present D."""
+    module = ScaledCayley(n, (20,), negatives=0, dtype=dtype)
+    q = haar_orthogonal(n, (20,), generator=torch.Generator().manual_seed(n))
+    for negatives in range(min(n, 3) + 1):
+        module.signs.fill_(1)[..., n - negatives :] = -1
+        packed, distance = module.assign(q)
+        assert packed.abs().max() <= LARGEST_ENTRY + 1e-6 if n > 1 else packed.numel() == 0
+        assert (module(packed) - q).abs().max() < 20 * n * torch.finfo(dtype).eps
+        assert distance.max() < 1e-13
+    assert module.updates.sum() == 0
 
 
 def test_some_matrices_of_a_batch_can_be_assigned() -> None:
@@ -303,7 +319,7 @@ def test_bad_arguments_name_the_way_out_and_change_nothing(
 
 
 def test_a_weight_is_parametrised_once() -> None:
-    layer = orthogonal(nn.Linear(3, 3))
+    layer: Any = orthogonal(nn.Linear(3, 3))
     with pytest.raises(ValueError, match=r"'weight' is already parametrised; first call .*remove_parametrizations"):
         orthogonal(layer)
 

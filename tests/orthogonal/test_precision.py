@@ -113,8 +113,8 @@ def test_autocast_leaves_every_digit(method: str) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             u = module(packed)
             (gradient,) = torch.autograd.grad((u * torch.ones(32, 32).triu()).sum(), packed, create_graph=True)
-            (second,) = torch.autograd.grad(gradient.square().sum(), packed)
             assigned, _ = ScaledCayley(32, (2,), inverse=method).assign(u.detach())
+        (second,) = torch.autograd.grad(gradient.square().sum(), packed)
         assert u.dtype == gradient.dtype == torch.float32
         results.append((u, gradient, second, assigned, module.inverse))
     for without, within in zip(*results, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -114,7 +115,7 @@ def test_state_dict_keys_are_readable() -> None:
 
 @pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.bfloat16, lambda module: module.to(torch.bfloat16)])
 def test_16_bit_conversion_leaves_the_state_in_float32(convert: type) -> None:
-    layer = nn.Sequential(orthogonal(nn.Linear(16, 16)))
+    layer: Any = nn.Sequential(orthogonal(nn.Linear(16, 16)))
     convert(layer)
     weight = layer[0].weight
     assert weight.dtype == layer[0].bias.dtype != torch.float32
@@ -126,7 +127,7 @@ def test_16_bit_conversion_leaves_the_state_in_float32(convert: type) -> None:
 
 
 def test_conversion_to_float64_and_back_gives_all_digits() -> None:
-    layer = orthogonal(nn.Linear(16, 16)).double()
+    layer: Any = orthogonal(nn.Linear(16, 16)).double()
     assert layer.weight.dtype == torch.float64
     assert spectral_defect(layer.weight) < 1e-14
     layer.float()
