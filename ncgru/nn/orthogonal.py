@@ -71,18 +71,15 @@ class OrthogonalRecurrent(Recurrent):
     def _recurrent_weights(self, suffix: str, directions: tuple[str, ...]) -> list[Tensor]:
         if not self.orthogonal:
             return [getattr(self, f"weight_hh_free{direction}") for direction in directions]
-        matrices = getattr(self, f"cayley{suffix}")(getattr(self, f"skew{suffix}"))
-        return [
-            self._assemble(matrices[index * len(self.orthogonal) :], direction)
-            for index, direction in enumerate(directions)
-        ]
+        matrices = getattr(self, f"cayley{suffix}")(getattr(self, f"skew{suffix}")).split(len(self.orthogonal))
+        return [self._assemble(block, direction) for block, direction in zip(matrices, directions, strict=True)]
 
     def _assemble(self, matrices: Tensor, direction: str) -> Tensor:
         """[G·H, H] in the order of `rows`, from one direction's orthogonal matrices and its free rows."""
         if len(self.rows) == 1:
             return matrices[0]
         dtype = getattr(self, f"weight_ih{direction}").dtype
-        blocks = dict(zip(self.orthogonal, matrices.to(dtype), strict=False))
+        blocks = dict(zip(self.orthogonal, matrices.to(dtype).unbind(), strict=True))
         if len(self.orthogonal) < len(self.rows):
             free = getattr(self, f"weight_hh_free{direction}")
             blocks.update(zip(self._free_letters(), free.split(self.hidden_size), strict=True))
