@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """The kinds of model, each with the initialisations that it has; the first is the default."""
 
-READOUTS = ("glorot", "glorot-bias", "denoise", "tiny-normal", "zero")
+READOUTS = ("glorot", "glorot-bias", "denoise", "tiny-normal", "language")
 OPTIMIZERS = ("adam", "adamw", "rmsprop", "sgd")
 HEADLINES = ("train", "valid", "test")
 PRECISIONS = ("float32", "bfloat16")
@@ -159,10 +159,10 @@ class ModelSpec:
         if self.reset_every is not None:
             positive_int("reset_every", self.reset_every, "pass None for no exact inverse by the count")
         one_of("angles", self.angles, ANGLES)
-        if flag("released", self.released) and (self.kind != "nc-gru" or self.inverse != "neumann"):
+        if flag("released", self.released) and (letters not in ("c", "rc") or self.inverse != "neumann"):
             raise ValueError(
-                f"released must be False unless kind='nc-gru' and inverse='neumann', got kind={self.kind!r} and "
-                f"inverse={self.inverse!r}; it is a variant of Algorithm 1"
+                f"released must be False unless orthogonal is 'c' or 'rc' and inverse 'neumann', got "
+                f"orthogonal={letters!r} and inverse={self.inverse!r}; the released code has no others"
             )
 
 
