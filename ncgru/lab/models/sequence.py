@@ -133,6 +133,4 @@ def build_model(recipe: Recipe, seed: int = 0) -> SequenceModel:
     skew_lr = optimizer.lr if optimizer.skew_lr is None else optimizer.skew_lr
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return SequenceModel(
-            recipe.model, recipe.task, optimizer.lr if optimizer.skew_lr is None else optimizer.skew_lr
-        )
+        return SequenceModel(recipe.model, recipe.task, skew_lr)

@@ -62,10 +62,10 @@ def groups() -> dict[str, tuple[str, ...]]:
 
 @functools.cache
 def _registry() -> dict[str, Recipe]:
-    from ncgru.lab.recipes import adding, parenthesis
+    from ncgru.lab.recipes import adding, copying, denoise, parenthesis, penn
 
     known: dict[str, Recipe] = {}
-    for family in (parenthesis, adding):
+    for family in (parenthesis, denoise, adding, copying, penn):
         for recipe in family.recipes():
             assert recipe.name not in known
             known[recipe.name] = recipe
