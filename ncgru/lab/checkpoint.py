@@ -82,10 +82,12 @@ def save(directory: Path | str, step: int, tensors: Mapping[str, Tensor], meta: 
         The path of the checkpoint's JSON file.
 
     Raises:
+        ValueError: if `step` is negative or absurd.
         LabError: if it cannot be written (say, as the disk is full); the earlier checkpoints are all there then.
         TypeError: if `tensors` or `meta` hold what a checkpoint cannot.
     """
     directory = Path(directory)
+    _check_step(step)
     content = _serialised(tensors)
     name = _free_name(directory, step)
     document = {
@@ -155,6 +157,13 @@ def steps(directory: Path | str) -> list[int]:
     return sorted(step for step in found if _json_path(Path(directory), step).name in names)
 
 
+def _check_step(step: int) -> None:
+    if isinstance(step, bool) or not isinstance(step, int):
+        raise TypeError(f"step must be an int, got {type(step).__name__} {step!r}; pass the number of steps done")
+    if not 0 <= step < 10**18:
+        raise ValueError(f"step must be from 0 to 10**18 - 1, got {step}; pass the number of steps done")
+
+
 def _json_path(directory: Path, step: int) -> Path:
     return directory / f"step-{step:08d}.json"
 
@@ -185,19 +194,19 @@ def _checksum(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(dumps(rest).encode()).hexdigest()
 
 
-def _read(path: Path, what: str) -> bytes:
-    """The bytes of a plain file: a pipe or a device in its place could block or never end."""
+def _read(path: Path, checkpoint: Path) -> bytes:
+    """The bytes of one of a checkpoint's files; a pipe or a device in its place could block or never end."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise CheckpointError(f"{path} is refused: {what} is not a plain file")
+            raise CheckpointError(f"{checkpoint} is refused: {path.name} is not a plain file")
         return path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path} is refused: {what} cannot be read ({error.strerror or error})") from error
+        raise CheckpointError(f"{checkpoint} is refused: {path.name} cannot be read ({error.strerror})") from error
 
 
 def _document(path: Path, step: int) -> dict[str, Any]:
     """The JSON of a checkpoint, after a look at all that does not need the tensors."""
-    content = _read(path, "its JSON")
+    content = _read(path, path)
     try:
         document = json.loads(content)
         checksum = _checksum(document) if isinstance(document, dict) else None
@@ -226,7 +235,7 @@ def _tensors(directory: Path, document: Mapping[str, Any], path: Path) -> dict[s
     from safetensors.torch import load as from_bytes
 
     named = document["tensors"]
-    content = _read(directory / named["file"], "its tensor file")
+    content = _read(directory / named["file"], path)
     if len(content) != named["bytes"]:
         raise CheckpointError(
             f"{path} is refused: {named['file']} has {len(content)} bytes instead of {named['bytes']}; it is cut off "
@@ -254,7 +263,7 @@ def _prune(directory: Path, newest: int) -> None:
 
 def _what_is_left(directory: Path) -> str:
     """Clear up after a failure and say which checkpoint there is to go on from."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, LabError):
         _remove_unnamed(directory)
     whole = [step for step in (steps(directory) if directory.is_dir() else []) if _looks_whole(directory, step)]
     return f"the checkpoint of step {whole[-1]} is intact" if whole else "there is no earlier checkpoint"

@@ -91,8 +91,8 @@ class RunDirectory:
         path = Path(path)
         fields = plain(recipe.to_dict(), "recipe")
         wanted = SavedRecipe({key: value for key, value in fields.items() if key not in _ADDED}, seed)
-        _check_place(path)
         try:
+            _check_place(path)
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error(f"make the run directory {path}", error) from error
@@ -208,7 +208,7 @@ def read_recipe(path: Path | str) -> SavedRecipe:
 
 
 def differences(there: object, wanted: object, place: str = "") -> list[tuple[str, object, object]]:
-    """The fields in which two JSON values differ, as (dotted name, there, wanted); "(none)" stands for no such field."""
+    """The fields in which two JSON values differ, as (dotted name, there, wanted); "(none)" for no such field."""
     if not (isinstance(there, dict) and isinstance(wanted, dict)):
         same = type(there) is type(wanted) and there == wanted
         return [] if same else [(place, there, wanted)]

@@ -122,8 +122,8 @@ def _put_together(tensors: Mapping[str, Tensor], structure: object) -> Any:
 
 def _key(tensors: Mapping[str, Tensor], structure: object) -> Any:
     key = _put_together(tensors, structure)
-    if isinstance(key, (Tensor, list, dict)):
-        raise CheckpointError(
-            f"the structure of a state has a {type(key).__name__} as a key; the checkpoint is damaged"
-        )
+    try:
+        hash(key)
+    except TypeError:
+        raise CheckpointError(f"the structure of a state has a {type(key).__name__} as a key; it is damaged") from None
     return key
