@@ -16,34 +16,34 @@ def quick(recipe: Recipe) -> Recipe:
     if recipe.name.endswith(MARK):
         return recipe
     steps = min(recipe.steps, _steps(recipe.task))
-    log_every = max(1, steps // 40)
-    small = replace(
+    every = max(1, steps // 60)
+    return replace(
         recipe,
         name=recipe.name + MARK,
         task=_smaller_task(recipe.task),
         model=_smaller_model(recipe.model),
         steps=steps,
         batch_size=min(recipe.batch_size, 32),
-        log_every=log_every,
-        eval_every=None if recipe.eval_every is None else max(1, steps // 10),
-        eval_batch_size=min(recipe.eval_batch_size, 100 if not recipe.task.token_inputs else 10),
-        eval_batches=2 if recipe.eval_batches is None else min(recipe.eval_batches, 2),
-        measure_every=None if recipe.measure_every is None else max(1, steps // 20),
-        checkpoint_every=max(1, steps // 4),
+        log_every=every,
+        eval_every=None if recipe.eval_every is None else 5 * every,
+        eval_batch_size=min(recipe.eval_batch_size, 10 if recipe.task.token_inputs else 100),
+        eval_batches=min(recipe.eval_batches or 2, 2),
+        measure_every=None if recipe.measure_every is None else every,
+        checkpoint_every=10 * every,
         seeds=recipe.seeds[:1],
         paper=None,
         note=f"{recipe.note} Quick: shorter and smaller, not comparable with the paper.".strip(),
     )
-    return small
 
 
 def _steps(task: Task) -> int:
-    return 1500 if isinstance(task, Parenthesis) else 1000 if isinstance(task, Adding) else 400
+    """As many as show what a model can do in a minute or so."""
+    return 3000 if isinstance(task, Parenthesis) else 600 if isinstance(task, LanguageTask) else 2000
 
 
 def _smaller_task(task: Task) -> Task:
     if isinstance(task, Parenthesis):
-        return replace(task, length=min(task.length, 50))
+        return replace(task, length=min(task.length, 100))
     if isinstance(task, (Adding, Copying, Denoise)):
         return replace(task, length=min(task.length, 50), test_size=1000)
     if isinstance(task, LanguageTask):

@@ -47,7 +47,7 @@ def apply(recipe: Recipe, settings: Mapping[str, str]) -> Recipe:
     known = fields(recipe)
     values: dict[str, Any] = {}
     for name, text in settings.items():
-        field = _find(name, known, recipe)
+        field = find(name, known, recipe)
         if field.path in values:
             raise ValueError(f"{field.path} is set twice, the second time as {name!r}; set it once")
         value = _layers(text, recipe) if name == "hidden_size" else parse(field.annotation, text, name)
@@ -87,7 +87,8 @@ def parse(annotation: Any, text: str, name: str) -> Any:
         raise ValueError(f"{name} must be {example}{none}, got {text!r}; correct the value") from error
 
 
-def _find(name: str, known: Mapping[str, Field], recipe: Recipe) -> Field:
+def find(name: str, known: Mapping[str, Field], recipe: Recipe) -> Field:
+    """The field called `name`, by path, alias or its own name, else raise ValueError."""
     path = ALIASES.get(name, name)
     if path in known:
         return known[path]
