@@ -29,18 +29,26 @@ class Lock:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise storage_error(f"write {path}", error) from error
+        if not self._acquired_in_time():
+            holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise RunInUseError(
+                f"{path.parent} is in use by process {holder or '(unknown)'}; "
+                "wait until it has ended, stop it, or choose another run directory"
+            )
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise storage_error(f"write {path}", error) from error
+
+    def _acquired_in_time(self) -> bool:
         for _ in range(_ATTEMPTS):
             if _acquired(self._descriptor):
-                os.ftruncate(self._descriptor, 0)
-                os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
-                return
+                return True
             time.sleep(_PAUSE)
-        holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
-        os.close(self._descriptor)
-        raise RunInUseError(
-            f"{path.parent} is in use by process {holder or '(unknown)'}; "
-            "wait until it has ended, stop it, or choose another run directory"
-        )
+        return False
 
     def release(self) -> None:
         """Let others in."""

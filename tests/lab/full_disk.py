@@ -12,13 +12,14 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ncgru.lab.checkpoint import load_latest, save, steps
 from ncgru.lab.errors import LabError
 from ncgru.lab.log import Log, read_log
+from ncgru.lab.rundir import RunDirectory, read_recipe
+from tests.lab.toy_run import ToyRecipe
 
 PAGE = 4096
 TENSORS = {"x": torch.arange(3 * PAGE // 4, dtype=torch.float32)}  # three pages
@@ -84,11 +85,29 @@ def fill_log(directory: Path, leave_room: Callable[[Path, int | None], None]) ->
     raise AssertionError("the disk was never full")
 
 
+def open_runs(directory: Path, leave_room: Callable[[Path, int | None], None]) -> list[str]:
+    """Open a new run with ever more room until it works; returns the errors on the way."""
+    errors = []
+    for room in (0, 1, PAGE, 2 * PAGE, 3 * PAGE, 4 * PAGE, 5 * PAGE):
+        leave_room(directory, room)
+        try:
+            RunDirectory.open(directory / "run", ToyRecipe(note="x" * PAGE), seed=0).close()
+        except LabError as error:
+            errors.append(str(error))
+        finally:
+            leave_room(directory, None)
+        if (directory / "run" / "recipe.json").exists():
+            assert read_recipe(directory / "run").seed == 0
+            return errors
+        assert os.listdir(directory / "run") == ["lock"], "something half-written was left"
+    raise AssertionError("a run could never be opened")
+
+
 def main() -> None:
     kind, directory = sys.argv[1], Path(sys.argv[2])
     leave_room = {"tmpfs": leave_room_by_ballast, "limit": leave_room_by_limit}[kind]
-    report: dict[str, Any] = {"save": fill_up(directory, leave_room), "log": fill_log(directory, leave_room)}
-    print(json.dumps(report))
+    proofs = {"save": fill_up, "log": fill_log, "open": open_runs}
+    print(json.dumps({name: proof(directory, leave_room) for name, proof in proofs.items()}))
 
 
 if __name__ == "__main__":
