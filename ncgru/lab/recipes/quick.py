@@ -38,7 +38,7 @@ def quick(recipe: Recipe) -> Recipe:
 
 def _steps(task: Task) -> int:
     """As many as show what a model can do in a minute or so."""
-    return 3000 if isinstance(task, Parenthesis) else 600 if isinstance(task, LanguageTask) else 2000
+    return 4000 if isinstance(task, Parenthesis) else 600 if isinstance(task, LanguageTask) else 2000
 
 
 def _smaller_task(task: Task) -> Task:
