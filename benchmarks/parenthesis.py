@@ -1,7 +1,7 @@
 """The paper's parenthesis task with T = 100: NC-GRU(U_c), 56 units, batch 16, Adam 1e-3, 40 negatives, exact every 50.
 
-Prints the smallest mean training loss over 100 iterations, the paper's measure (0.286e-3 in its table), and exits with an
-error unless it is below --bound. Takes some minutes on one core.
+Prints the smallest mean training loss over 100 iterations, the paper's measure (0.286e-3 in its table), and exits with
+an error unless it is below --bound. Takes some minutes on one core.
 
     python benchmarks/parenthesis.py --iterations 20000 --seed 0
 """

@@ -26,7 +26,7 @@ class ModReLU(nn.Module):
         device: where the threshold lives.
         dtype: the threshold's dtype.
 
-    Example:
+    Examples:
         >>> ModReLU(4)(torch.zeros(3, 4)).shape
         torch.Size([3, 4])
     """

@@ -83,7 +83,7 @@ class NCGRU(SequenceModule, _NCGRUParameters):
         device: where the parameters live.
         dtype: the parameters' dtype.
 
-    Example:
+    Examples:
         >>> rnn = NCGRU(10, 20, num_layers=2)
         >>> output, h_n = rnn(torch.randn(5, 3, 10))
         >>> output.shape, h_n.shape
@@ -184,7 +184,7 @@ class NCGRUCell(CellModule, _NCGRUParameters):
         device: where the parameters live.
         dtype: the parameters' dtype.
 
-    Example:
+    Examples:
         >>> cell = NCGRUCell(10, 20)
         >>> cell(torch.randn(3, 10), torch.zeros(3, 20)).shape
         torch.Size([3, 20])

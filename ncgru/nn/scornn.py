@@ -51,7 +51,7 @@ class ScoRNN(SequenceModule, _ScoRNNParameters):
         device: where the parameters live.
         dtype: the parameters' dtype.
 
-    Example:
+    Examples:
         >>> output, h_n = ScoRNN(10, 20)(torch.randn(5, 3, 10))
         >>> output.shape, h_n.shape
         (torch.Size([5, 3, 20]), torch.Size([1, 3, 20]))

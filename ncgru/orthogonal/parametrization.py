@@ -65,9 +65,9 @@ class ScaledCayley(nn.Module):
         dtype: torch.float32 or torch.float64; None is PyTorch's default.
 
     Buffers, all part of the state dict:
-        anchor [*batch, m], inverse and matrix [*batch, n, n]: A, (I+A)^-1 and U as last read.
-        signs [*batch, n]: the diagonals of D.
-        updates, refreshes [*batch]: how often A has moved, and how often the guard then had to invert exactly.
+        anchor `[*batch, m]`, inverse and matrix `[*batch, n, n]`: A, (I+A)^-1 and U as last read.
+        signs `[*batch, n]`: the diagonals of D.
+        updates, refreshes `[*batch]`: how often A has moved, and how often the guard then had to invert exactly.
     """
 
     anchor: Tensor
@@ -126,7 +126,7 @@ class ScaledCayley(nn.Module):
         return tuple((self.signs < 0).sum(-1).reshape(-1).tolist())
 
     def forward(self, packed: Tensor) -> Tensor:
-        """U [*batch, n, n] of the packed A's [*batch, m], first bringing the state up to date if they have moved.
+        """U `[*batch, n, n]` of the packed A's `[*batch, m]`, first bringing the state up to date if they have moved.
 
         A 16-bit `packed` is read as the state's dtype, and U returned in the 16-bit one.
         """
@@ -178,12 +178,12 @@ class ScaledCayley(nn.Module):
         The present D is kept where it gives a well-conditioned A (no entry above √2); elsewhere another is found.
 
         Args:
-            matrix: [*batch, n, n], float32 or float64, on any device; [len(which), n, n] with `which`.
+            matrix: `[*batch, n, n]`, float32 or float64, on any device; [len(which), n, n] with `which`.
             which: the places, in the flattened batch, of the matrices to set; the others keep their state bit for bit.
 
         Returns:
-            The packed A's [*batch, m], and the Frobenius distances of the nearest orthogonal matrices [*batch]; of the
-            matrices in `which` alone where it is given.
+            The packed A's `[*batch, m]`, and the Frobenius distances of the nearest orthogonal matrices `[*batch]`; of
+            the matrices in `which` alone where it is given.
 
         Raises:
             TypeError: `matrix` is not a float32 or float64 tensor.
@@ -209,7 +209,7 @@ class ScaledCayley(nn.Module):
 
     @torch.no_grad()
     def sample(self, init: str = "cayley", generator: torch.Generator | None = None) -> Tensor:
-        """An initial value for the packed A's [*batch, m], the state set to match.
+        """An initial value for the packed A's `[*batch, m]`, the state set to match.
 
         Args:
             init: "cayley": scoRNN's, rotations by angles uniform in (0, π/2), times the D asked for at construction.
