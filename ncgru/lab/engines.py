@@ -1,0 +1,181 @@
+"""Many runs, recipes times seeds: one after the other here, or spread over a Ray cluster."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ncgru._checks import one_of
+from ncgru.lab.distributed import process_group
+from ncgru.lab.errors import LabError
+from ncgru.lab.journal import Listener, Result
+from ncgru.lab.recipes.recipe import Recipe
+from ncgru.lab.rundir import run_path, run_status
+from ncgru.lab.stopping import StopFlag, stop_on_signals
+from ncgru.lab.trainer import train
+
+ENGINES = ("local", "ray")
+RETRIES = 5
+"""How often Ray starts a run again whose worker was lost; it goes on from its last checkpoint."""
+
+
+class Job(NamedTuple):
+    """One run: a recipe, a seed and where it lies."""
+
+    recipe: Recipe
+    seed: int
+    path: Path
+
+
+def run_many(
+    recipes: Iterable[Recipe],
+    seeds: Sequence[int] | None = None,
+    *,
+    root: Path | str = "runs",
+    engine: str = "local",
+    device: str = "cpu",
+    resume: bool = True,
+    allow_other_recipe: bool = False,
+    listener: Listener | None = None,
+    stop: StopFlag | None = None,
+    address: str | None = None,
+) -> list[Result]:
+    """Train every recipe with every seed; a seed that fails does not keep the others from going on.
+
+    Args:
+        recipes: what to train.
+        seeds: with which seeds; None takes those of each recipe.
+        root: run directories are made below it, see `rundir.run_path`.
+        engine: "local" runs one after the other, "ray" as many at once as the cluster has room for. A Ray cluster of
+            several machines needs `root` on a file system that all of them see.
+        device: as in `train`; with Ray, every run on "cuda" gets a GPU of its own.
+        resume: as in `train`.
+        allow_other_recipe: as in `train`.
+        listener: gets all records; with Ray, only how runs end.
+        stop: set it to stop from elsewhere; signals do so too. Runs that have not begun are left out then.
+        address: of a running Ray cluster; None starts one on this machine.
+
+    Returns:
+        The results, in the order of recipes and seeds, of all runs that have begun.
+    """
+    one_of("engine", engine, ENGINES)
+    jobs = [
+        Job(recipe, seed, run_path(root, recipe.name, seed).absolute())
+        for recipe in recipes
+        for seed in (recipe.seeds if seeds is None else seeds)
+    ]
+    if len({job.path for job in jobs}) < len(jobs):
+        raise ValueError("recipes and seeds must give each run a directory of its own, some came twice; name each once")
+    if not resume:
+        _refuse_begun(jobs)
+    flag = StopFlag() if stop is None else stop
+    if engine == "ray":
+        return _run_on_ray(jobs, device, allow_other_recipe, listener, flag, address)
+    return _run_in_a_row(jobs, device, allow_other_recipe, listener, flag)
+
+
+def _refuse_begun(jobs: Sequence[Job]) -> None:
+    begun = [str(job.path) for job in jobs if run_status(job.path) != "new"]
+    if begun:
+        raise LabError(f"runs have begun in {', '.join(begun)}; resume them, or choose another folder")
+
+
+def _run_in_a_row(
+    jobs: Sequence[Job], device: str, allow_other_recipe: bool, listener: Listener | None, stop: StopFlag
+) -> list[Result]:
+    results: list[Result] = []
+    with process_group(device) as ranks, stop_on_signals(stop):
+        for job in jobs:
+            # Ranks may be told at different moments, but have to leave out the same runs.
+            if ranks.any(bool(stop)):
+                break
+            result = train(
+                job.recipe, job.path, job.seed, device=device, allow_other_recipe=allow_other_recipe,
+                listener=listener, stop=stop,
+            )  # fmt: skip
+            results.append(result)
+    return results
+
+
+def _run_on_ray(
+    jobs: Sequence[Job],
+    device: str,
+    allow_other_recipe: bool,
+    listener: Listener | None,
+    stop: StopFlag,
+    address: str | None,
+) -> list[Result]:
+    ray = _import_ray()
+    gpu = torch.device(device).type == "cuda"
+    with ExitStack() as stack:
+        if not ray.is_initialized():
+            ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
+            stack.callback(ray.shutdown)
+        # After `init`, which takes the signals for itself.
+        stack.enter_context(stop_on_signals(stop))
+        if gpu and not ray.cluster_resources().get("GPU"):
+            raise LabError("device cuda was asked for, but the Ray cluster has no GPU; use device cpu")
+        task = ray.remote(num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES)(_ray_task)
+        pending = {
+            task.remote(
+                job.recipe.to_dict(), str(job.path), job.seed, "cuda" if gpu else "cpu", allow_other_recipe
+            ): job
+            for job in jobs
+        }
+        results = _collect(ray, pending, listener, stop)
+    return [results[job.path] for job in jobs if job.path in results]
+
+
+def _ray_task(recipe: dict[str, Any], path: str, seed: int, device: str, allow_other_recipe: bool) -> Result:
+    """One run in a Ray worker."""
+    torch.set_num_threads(1)
+    return train(Recipe.from_dict(recipe), path, seed, device=device, allow_other_recipe=allow_other_recipe)
+
+
+def _collect(ray: Any, pending: dict[Any, Job], listener: Listener | None, stop: StopFlag) -> dict[Path, Result]:
+    """Wait for all tasks; after a stop or an error they are cancelled, which lets each save its state."""
+    results: dict[Path, Result] = {}
+    problem: LabError | ValueError | None = None
+    cancelled = False
+    while pending:
+        if (stop or problem) and not cancelled:
+            for reference in pending:
+                ray.cancel(reference)
+            cancelled = True
+        done, _ = ray.wait(list(pending), timeout=0.5)
+        for reference in done:
+            job = pending.pop(reference)
+            try:
+                result = ray.get(reference)
+            except ray.exceptions.TaskCancelledError:
+                continue  # it had not begun
+            except ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                problem = (
+                    cause if isinstance(cause, (LabError, ValueError)) else LabError(f"{job.path} failed: {error}")
+                )
+            except ray.exceptions.RayError as error:
+                problem = LabError(f"{job.path} was given up, its worker was lost too often; run it again ({error})")
+            else:
+                results[job.path] = result
+                if listener is not None:
+                    listener.on_end(result)
+    if problem is not None:
+        raise problem
+    return results
+
+
+def _import_ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise LabError(
+            f"engine 'ray' needs Ray, which this Python ({platform.python_version()}) does not have; "
+            'install it with pip install "ncgru[ray]", or use engine local'
+        ) from error
