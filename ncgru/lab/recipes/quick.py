@@ -38,7 +38,9 @@ def quick(recipe: Recipe) -> Recipe:
 
 def _steps(task: Task) -> int:
     """As many as show what a model can do in a minute or so."""
-    return 4000 if isinstance(task, Parenthesis) else 600 if isinstance(task, LanguageTask) else 2000
+    if isinstance(task, LanguageTask):
+        return 600 if task.unit == "character" else 200
+    return 4000 if isinstance(task, Parenthesis) else 1500
 
 
 def _smaller_task(task: Task) -> Task:
