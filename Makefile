@@ -16,11 +16,11 @@ help:  ## list the commands
 test: .venv/.stamp-test  ## run the tests (at most ten minutes on two cores)
 	$(PYTEST) -n $(WORKERS) --durations=15
 
-slow: .venv/.stamp-test  ## run the slow proofs (minutes to hours)
+slow: .venv/.stamp-slow  ## run the slow proofs (minutes to hours)
 	$(PYTEST) -m "slow and not gpu" --timeout=7200 --durations=0
 
-demo: .venv/.stamp-test  ## train NCGRU against nn.GRU on a toy that needs a long memory
-	$(BIN)/python examples/demo.py
+demo: .venv/.stamp-lab  ## train NC-GRU, GRU and LSTM on the parenthesis task and write a report (about three minutes)
+	$(BIN)/ncgru compare parenthesis-100 --models nc-gru-c,gru,lstm --quick --seeds 2
 
 lint: .venv/.stamp-dev  ## check style, format and types
 	$(BIN)/ruff check .
@@ -49,6 +49,14 @@ clean:  ## remove everything that these commands made
 # The stamps say which set-up is done, so that it is repeated only when what it depends on has changed.
 .venv/.stamp-test: pyproject.toml .ci/constraints.txt | .venv/bin/python
 	$(INSTALL) -e '.[test]'
+	@touch $@
+
+.venv/.stamp-lab: pyproject.toml .ci/constraints.txt | .venv/bin/python
+	$(INSTALL) -e '.[lab]'
+	@touch $@
+
+.venv/.stamp-slow: .venv/.stamp-test
+	$(INSTALL) -e '.[test,ray]'
 	@touch $@
 
 .venv/.stamp-dev: .venv/.stamp-test

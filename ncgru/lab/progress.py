@@ -1,0 +1,187 @@
+"""What people see while runs go on: a bar in a terminal, plain lines elsewhere, curves in TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ncgru.lab.journal import Listener, Result
+from ncgru.lab.rundir import run_path
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+    from torch.utils.tensorboard import SummaryWriter
+
+    from ncgru.lab.recipes import Recipe
+
+LINE_SECONDS = 5.0
+"""Plain lines come at most this often."""
+
+
+class Several(Listener):
+    """Hands everything on to several listeners."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self.listeners = listeners
+
+    def on_start(self, recipe: Recipe, seed: int, step: int, total: int) -> None:
+        for listener in self.listeners:
+            listener.on_start(recipe, seed, step, total)
+
+    def on_step(self, step: int) -> None:
+        for listener in self.listeners:
+            listener.on_step(step)
+
+    def on_record(self, record: dict[str, Any]) -> None:
+        for listener in self.listeners:
+            listener.on_record(record)
+
+    def on_end(self, result: Result) -> None:
+        for listener in self.listeners:
+            listener.on_end(result)
+
+
+class Bar(Listener):
+    """A bar for every run, with the last loss, the best, steps a second and the time left."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self._task: TaskID | None = None
+        self._headline = "train"
+        self._best = float("inf")
+
+    def on_start(self, recipe: Recipe, seed: int, step: int, total: int) -> None:
+        self._headline, self._best = recipe.headline, float("inf")
+        self._task = self.progress.add_task(
+            f"{recipe.name} · seed {seed}", total=total, completed=step, loss="–", best="–", rate="–"
+        )
+
+    def on_step(self, step: int) -> None:
+        if self._task is None:
+            return
+        self.progress.update(self._task, completed=step)
+        speed = self.progress.tasks[self.progress.task_ids.index(self._task)].speed
+        if speed:
+            self.progress.update(self._task, rate=f"{speed:.1f}" if speed < 100 else f"{speed:.0f}")
+
+    def on_record(self, record: dict[str, Any]) -> None:
+        if self._task is None or "loss" not in record:
+            return
+        if record.get("split", record["kind"]) == self._headline:
+            self._best = min(self._best, record["loss"])
+            self.progress.update(self._task, best=f"{self._best:.3g}")
+        if record["kind"] == "train":
+            self.progress.update(self._task, loss=f"{record['loss']:.3g}")
+
+    def on_end(self, result: Result) -> None:
+        if self._task is None:
+            return
+        if result.status != "finished":
+            self.progress.update(self._task, description=f"{result.name} · seed {result.seed} · {result.status}")
+        self.progress.stop_task(self._task)
+        self._task = None
+
+
+class Lines(Listener):
+    """A line now and then, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._label = ""
+        self._total = 0
+        self._shown = 0.0
+        self._loss: float | None = None
+
+    def on_start(self, recipe: Recipe, seed: int, step: int, total: int) -> None:
+        self._label, self._total, self._loss = f"{recipe.name} seed {seed}", total, None
+        self._shown = time.monotonic()
+        self._print(f"{self._label}: {'goes on from' if step else 'starts at'} step {step} of {total}")
+
+    def on_step(self, step: int) -> None:
+        if self._loss is not None and time.monotonic() - self._shown >= LINE_SECONDS:
+            self._shown = time.monotonic()
+            self._print(f"{self._label}: step {step}/{self._total}  loss {self._loss:.4g}")
+
+    def on_record(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "train":
+            self._loss = record["loss"]
+
+    def on_end(self, result: Result) -> None:
+        best = "" if result.headline_min is None else f"  best {result.headline_min:.4g}"
+        self._print(f"{self._label}: {result.status} at step {result.step}{best}  {result.seconds:.0f} s")
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class TensorBoard(Listener):
+    """Event files in each run's directory, for `tensorboard --logdir runs`.
+
+    Args:
+        root: where the run directories are made.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._writer: SummaryWriter | None = None
+
+    def on_start(self, recipe: Recipe, seed: int, step: int, total: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Steps after the checkpoint that a run goes on from are made again: hide what an earlier sitting wrote of them.
+        directory = run_path(self.root, recipe.name, seed) / "tensorboard"
+        self._writer = SummaryWriter(str(directory), purge_step=step + 1 if step else None)
+
+    def on_step(self, step: int) -> None:
+        """Nothing: records say all."""
+
+    def on_record(self, record: dict[str, Any]) -> None:
+        if self._writer is not None:
+            for name, value in _scalars(record):
+                self._writer.add_scalar(name, value, record["step"])
+
+    def on_end(self, result: Result) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+
+
+@contextmanager
+def watching(console: Console) -> Iterator[Listener]:
+    """A listener that shows runs on this console."""
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("[green]best {task.fields[best]}"),
+        TextColumn("[dim]{task.fields[rate]} steps/s"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    ]
+    with Progress(*columns, console=console) as progress:
+        yield Bar(progress)
+
+
+def _scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers of a record with the names that TensorBoard groups them by."""
+    kind = record["kind"]
+    if kind == "train":
+        yield "loss/train", record["loss"]
+    elif kind == "eval":
+        yield f"loss/{record['split']}", record["loss"]
+        for name, value in record["metrics"].items():
+            yield f"{name}/{record['split']}", value
+    elif kind == "matrix":
+        yield "gradient_norm", record["grad_norm"]
+        for quantity in ("orthogonality", "series_norm", "residual", "refreshes"):
+            for name, value in record[quantity].items():
+                yield f"{quantity}/{name}", value
