@@ -13,7 +13,7 @@ from ncgru.lab import recipes
 from ncgru.lab.recipes.common import MODELS
 from ncgru.lab.report.references import QUICK, flat, setting
 from ncgru.lab.report.run import FAILED, FINISHED, STATUSES, Run
-from ncgru.lab.report.values import listing, quantile
+from ncgru.lab.report.values import quantile
 
 SOLVED_SHARE = 0.1
 """A seed has solved a task once its loss has come this close to the irreducible one, as a share of the way there."""
@@ -187,11 +187,11 @@ def _labelled(runs: list[Run]) -> list[tuple[str, list[Run]]]:
     for model in models:
         model.sort(key=lambda run: run.seed)
     shared = _shared_changes(runs)
-    models.sort(key=lambda model: (_slug_order(_slug(model[0])), changes(model[0])))
-    labels = _apart([_pretty(model[0]) for model in models], [_slug(model[0]) for model in models])
+    models.sort(key=lambda model: (_slug_order(_slug(model[0])), changes(model[0], shared)))
     own = [changes(model[0], shared) for model in models]
-    changed = [f"{label} ({change})" if change else label for label, change in zip(labels, own, strict=True)]
-    return list(zip(_apart(changed, [str(number) for number in range(1, len(changed) + 1)]), models, strict=True))
+    labels = [_pretty(model[0]) + (f" ({change})" if change else "") for model, change in zip(models, own, strict=True)]
+    labels = _apart(labels, [_slug(model[0]) for model in models])
+    return list(zip(_apart(labels, [str(number) for number in range(1, len(labels) + 1)]), models, strict=True))
 
 
 def _grouped(runs: Iterable[Run], key: Callable[[Run], str]) -> list[list[Run]]:
@@ -296,9 +296,9 @@ def _final(run: Run) -> float:
 
 
 def state_of(model: Model) -> str:
-    """How the seeds stand, in words: 8 seeds; 8 seeds, 1 failed; 3 seeds, 2 unfinished."""
+    """How the seeds stand, in short: 8; 7 + 1 failed; 2 interrupted."""
+    done = sum(run.status == FINISHED for run in model.runs)
     others = [
         f"{amount} {status}" for status in STATUSES[1:] if (amount := sum(run.status == status for run in model.runs))
     ]
-    done = sum(run.status == FINISHED for run in model.runs)
-    return listing([f"{done} finished", *others]) if others else f"{done}"
+    return " + ".join([*([str(done)] if done else []), *others])

@@ -73,8 +73,10 @@
       const every = Math.max(1, Math.ceil(inside.length / count));
       return inside.filter((e) => e % every === 0).map((e) => 10 ** e);
     }
-    const factors = high - low > 0.35 ? [1, 2, 5] : [1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9];
-    return decades.flatMap((e) => factors.map((f) => f * 10 ** e)).filter((v) => Math.log10(v) >= low && Math.log10(v) <= high);
+    const some = (factors) => decades.flatMap((e) => factors.map((factor) => factor * 10 ** e))
+      .filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
+    const coarse = some([1, 2, 5]);
+    return coarse.length > 2 ? coarse : some([1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9]);
   }
 
   class Chart {

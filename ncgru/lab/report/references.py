@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -32,7 +34,7 @@ class References(NamedTuple):
 
 def references(recipe: Mapping[str, Any]) -> References:
     """What this installation knows of a recipe that a run was made with; never raises for a recipe it cannot read."""
-    trivial, irreducible = _losses(recipe)
+    trivial, irreducible = _losses(json.dumps(recipe, sort_keys=True))
     return References(trivial, irreducible, differences(recipe))
 
 
@@ -73,9 +75,11 @@ def _named(name: str) -> Recipe | None:
         return None
 
 
-def _losses(recipe: Mapping[str, Any]) -> tuple[float | None, float | None]:
+# A language task counts the words of its text for this, which need not be done again for every seed.
+@functools.cache
+def _losses(recipe: str) -> tuple[float | None, float | None]:
     try:
-        task = Recipe.from_dict(dict(recipe)).task
+        task = Recipe.from_dict(json.loads(recipe)).task
         return float(task.trivial_loss), task.irreducible_loss
     # A recipe of another version, or a text that is not on this machine.
     except (ValueError, TypeError, KeyError, AttributeError, OSError):

@@ -6,7 +6,7 @@ A table is the same object whether it is shown in a terminal, written as Markdow
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,8 @@ from ncgru.lab.report.units import Unit
 from ncgru.lab.report.values import count, number
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table as RichTable
 
 MARKDOWN_SIGNS = re.compile(r"([\\`*_{}\[\]<>()#+!|~])")
 
@@ -33,6 +34,7 @@ class Table:
         columns: heads of the columns; the first column names its row.
         rows: texts, one for each column.
         notes: sentences below it.
+        dispensable: numbers of columns that a narrow terminal does not show.
     """
 
     title: str
@@ -40,6 +42,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    dispensable: tuple[int, ...] = ()
 
     def heads(self) -> list[str]:
         """Column heads that can stand alone, without the heads above them."""
@@ -54,18 +57,33 @@ class Table:
         notes = [_markdown(note) for note in self.notes]
         return "\n".join([f"### {_markdown(self.title)}", "", *lines, *(part for note in notes for part in ("", note))])
 
-    def __rich__(self) -> RenderableType:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.text import Text
+
+        wide = self._rich(())
+        width = console.measure(wide, options=options.update(max_width=1000)).maximum
+        yield wide if width <= options.max_width else self._rich(self.dispensable)
+        yield from (Text(note, style="dim") for note in self.notes)
+        yield Text()
+
+    def _rich(self, without: Collection[int]) -> RichTable:
+        """The table for a terminal, without some columns."""
         from rich import box
-        from rich.console import Group
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(title=Text(self.title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-        for index, head in enumerate(self.heads()):
-            table.add_column(Text(head), justify="right" if index else "left", overflow="fold")
+        table = RichTable(
+            title=Text(self.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+            collapse_padding=True,
+        )  # fmt: skip
+        kept = [index for index in range(len(self.columns)) if index not in without]
+        for index in kept:
+            head = self.heads()[index].replace(", ", "\n", 1)
+            inner = 0 < index < len(self.columns) - 1
+            table.add_column(Text(head), justify="right" if index else "left", overflow="fold", no_wrap=inner)
         for row in self.rows:
-            table.add_row(*map(Text, row))
-        return Group(table, *(Text(note, style="dim") for note in self.notes))
+            table.add_row(*(Text(row[index]) for index in kept))
+        return table
 
 
 @dataclass(frozen=True)
@@ -112,6 +130,7 @@ def headline_table(section: Section) -> Table:
         tuple(columns),
         tuple(rows),
         _notes(section, unit, with_solved),
+        dispensable=(6 if with_paper else 5,),
     )
 
 
@@ -180,8 +199,8 @@ def _rule_note(section: Section) -> str:
     return (
         f"{rule_names(section)[0]}: {' or '.join(sorted(rules))}, which is the paper's rule. It is chosen after the "
         "fact and flatters noisy curves, so the value at the end of training stands beside it. Median and quartiles "
-        "are over the seeds that ended; a failed one counts with the minimum that it reached, and at the end as worse than "
-        "any number."
+        "are over the seeds that ended; a failed one counts with the minimum that it reached, and at the end as worse "
+        "than any number."
     )
 
 
@@ -191,7 +210,7 @@ def _provisional(model: Model, text: str) -> str:
 
 def _quartiles(unit: Unit, spread: Spread) -> str:
     low, high = unit.text(spread.low), unit.text(spread.high)
-    return low if low == high else f"{low} – {high}"
+    return low if low == high else f"{low}\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}{high}"
 
 
 def _solved(model: Model) -> str:
