@@ -141,6 +141,7 @@ def test_failures_and_provenance_are_there(page: Reader) -> None:
     assert "NC-GRU(U_c), seed 1 failed at step 500 of 2,000" in items
     assert "ncgru 0.1.0, torch 2.13.0, Python 3.12.4" in page.text("td")
     assert "0123456789ab" in page.text("td")
+    assert "2026-11-18 12:00 UTC" in page.text("td")
     assert "steps" in page.text("code")
 
 

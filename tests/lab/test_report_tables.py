@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import statistics
 from pathlib import Path
@@ -13,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from ncgru.lab import recipes
 from ncgru.lab.report import Comparison, Run, comparison_table, load_runs
 from ncgru.lab.report.groups import sections
 from ncgru.lab.report.missing import missing, summary
+from ncgru.lab.report.references import differences
 from ncgru.lab.report.run import Curve
 from ncgru.lab.report.tables import matrix_table
 from ncgru.lab.report.units import Unit
@@ -152,6 +155,17 @@ def test_ablations_have_sections_of_their_own(tmp_path: Path) -> None:
         "parenthesis-100, inverse": [NC, f"{NC}@exact", f"{NC}@neumann-1"],
         "parenthesis-100, cadence": [NC, f"{NC}@reset-1"],
     }
+
+
+def test_every_recipe_is_its_own_and_has_a_label_of_its_own() -> None:
+    runs = [Run(recipes.get(name).to_dict(), 0, "finished", 1) for name in recipes.names()]
+    assert all(differences(json.loads(json.dumps(run.recipe))) == () for run in runs)
+    shown = sections(runs)
+    assert {run.name for section in shown for run in section.runs} == set(recipes.names())
+    for section in shown:
+        labels = [model.label for model in section.models]
+        assert len(set(labels)) == len(labels)
+    assert len({section.title for section in shown}) == len(shown)
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -58,7 +59,7 @@ def runs_html(section: Section) -> str:
     return (
         f"<details><summary>All {count(len(section.runs), 'run')} with their provenance</summary>"
         f'<div {region}><table class="runs">'
-        f"<caption>{escape(section.title)}: every run, in {escape(unit.label)}</caption>"
+        f"<caption>{escape(section.title)}: every run; {escape(unit.label)}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
 
@@ -104,4 +105,7 @@ def _commit(start: Mapping[str, Any]) -> str:
 
 
 def _begun(starts: Sequence[Mapping[str, Any]]) -> str:
-    return str(starts[0].get("date") or "unknown") if starts else "not recorded"
+    """Date and time of the first start, to the minute where it is in the usual form."""
+    date = str(starts[0].get("date") or "unknown") if starts else "not recorded"
+    usual = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d\+00:00", date)
+    return f"{usual[1]} {usual[2]} UTC" if usual else date
