@@ -118,13 +118,13 @@ class Journal:
         """Where a failed run could be taken up, in words."""
         return "nothing was saved before" if self._saved is None else f"the state of step {self._saved} is kept"
 
-    def start(self, step: int, warnings: Sequence[str]) -> None:
-        """Log that the run begins at `step`, and what was wrong with later checkpoints."""
+    def start(self, step: int, device: str, warnings: Sequence[str]) -> None:
+        """Log that the run begins at `step`, on which device, and what was wrong with later checkpoints."""
         self._saved = step or None
         if self._listener is not None:
             self._listener.on_start(self.recipe, self.seed, step, self.recipe.steps)
         extra = {"warnings": list(warnings)} if warnings else {}
-        self.write("start", step, provenance=self._provenance, seed=self.seed, **extra)
+        self.write("start", step, provenance=self._provenance, device=device, seed=self.seed, **extra)
 
     def stepped(self, step: int) -> None:
         """Tell the listener, now and then, how far the run is."""

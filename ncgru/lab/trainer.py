@@ -13,6 +13,7 @@ from torch import Tensor
 from ncgru import diagnostics
 from ncgru.lab.checkpoint import flatten, random_state, restore_random_state, unflatten
 from ncgru.lab.distributed import ALONE, Ranks, checked_device, process_group
+from ncgru.lab.flow import gradient_profile
 from ncgru.lab.journal import Journal, Listener, Result
 from ncgru.lab.models import build_model
 from ncgru.lab.optim import Optimizers
@@ -255,6 +256,8 @@ def _run(trainer: Trainer, journal: Journal, stop: StopFlag) -> Result:
             fault = _evaluate(trainer, journal)
         if fault:
             return journal.end(step, "failed", f"{fault} after step {step}; {journal.last_good_state()}")
+        if last:
+            _write_profile(trainer, journal)
         if save or stopping:
             _save(trainer, journal)
         if stopping:
@@ -285,12 +288,25 @@ def _begin(trainer: Trainer, journal: Journal) -> None:
         state = unflatten(checkpoint.tensors, checkpoint.meta["state"])
         trainer.restore(state)
         journal.restore(state["journal"])
-    journal.start(trainer.position, checkpoint.warnings if checkpoint else ())
+    journal.start(trainer.position, str(trainer.device), checkpoint.warnings if checkpoint else ())
+    if trainer.position == 0:
+        _write_profile(trainer, journal)
 
 
 def _save(trainer: Trainer, journal: Journal) -> None:
     tensors, structure = flatten({**trainer.state(), "journal": journal.state()}, "state")
     trainer.ranks.lead(lambda: journal.save(trainer.position, tensors, {"state": structure}))
+
+
+def _write_profile(trainer: Trainer, journal: Journal) -> None:
+    """How gradients flow along a sequence that is not trained on; for the untrained and the trained model."""
+    recipe = trainer.recipe
+    if recipe.measure_every is None or recipe.task.token_inputs:
+        return
+    source = recipe.task.source(recipe.eval_split, batch_size=recipe.eval_batch_size, device=trainer.device)
+    profile = gradient_profile(trainer.model, source.batch(0).inputs)
+    if profile is not None:
+        journal.write("gradients", trainer.position, **profile)
 
 
 def _evaluate(trainer: Trainer, journal: Journal) -> str | None:
