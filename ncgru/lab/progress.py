@@ -57,7 +57,7 @@ class Bar(Listener):
     def on_start(self, recipe: Recipe, seed: int, step: int, total: int) -> None:
         self._headline, self._best = recipe.headline, float("inf")
         self._task = self.progress.add_task(
-            f"{recipe.name} · seed {seed}", total=total, completed=step, loss="–", best="–", rate="–"
+            f"{recipe.name} #{seed}", total=total, completed=step, loss="–", best="–", rate="–"
         )
 
     def on_step(self, step: int) -> None:
@@ -80,8 +80,9 @@ class Bar(Listener):
     def on_end(self, result: Result) -> None:
         if self._task is None:
             return
+        self.progress.update(self._task, completed=result.step)
         if result.status != "finished":
-            self.progress.update(self._task, description=f"{result.name} · seed {result.seed} · {result.status}")
+            self.progress.update(self._task, description=f"{result.name} #{result.seed} {result.status}")
         self.progress.stop_task(self._task)
         self._task = None
 
@@ -160,14 +161,13 @@ def watching(console: Console) -> Iterator[Listener]:
 
     columns = [
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("loss {task.fields[loss]}"),
-        TextColumn("[green]best {task.fields[best]}"),
-        TextColumn("[dim]{task.fields[rate]} steps/s"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:3.0f}%"),
+        TextColumn("loss {task.fields[loss]} [green]best {task.fields[best]}"),
+        TextColumn("[dim]{task.fields[rate]}/s"),
         TimeRemainingColumn(elapsed_when_finished=True),
     ]
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, expand=True) as progress:
         yield Bar(progress)
 
 
