@@ -111,9 +111,10 @@ def _setup(ctx: _Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 def _first_order(ctx: _Context, grad_hidden: Tensor | None, grad_gates: None) -> tuple[Tensor | None, ...]:
     if grad_hidden is None:
         return (None,) * 8
-    threshold = ctx.saved_tensors[3]
+    saved = ctx.saved_tensors  # read once: each reading unpacks anew, which checkpointing forbids
+    threshold = saved[3]
     d_projected, d_initial, d_weight, d_threshold = torch.ops.ncgru.recurrence_backward(
-        grad_hidden, *ctx.saved_tensors, *ctx.settings
+        grad_hidden, *saved, *ctx.settings
     )
     return d_projected, d_initial, d_weight, None if threshold is None else d_threshold, None, None, None, None
 
