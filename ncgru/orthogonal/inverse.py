@@ -29,6 +29,7 @@ Whatever is not within its tolerance, NaN included, counts as outside.
 
 import functools
 import math
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -85,7 +86,12 @@ def orthogonal_from_inverse(inverse: Tensor, skew: Tensor, signs: Tensor, method
     return cayley * signs.unsqueeze(-2)
 
 
-@torch.library.custom_op("ncgru::follow_inverse", mutates_args=("anchor", "inverse", "matrix", "updates", "refreshes"))
+_FOLLOWED = ("anchor", "inverse", "matrix", "updates", "refreshes", "seal")
+_following = threading.Lock()
+"""Threads that read one module at once must not see each other's half-written state."""
+
+
+@torch.library.custom_op("ncgru::follow_inverse", mutates_args=_FOLLOWED)
 def follow_inverse(
     packed: Tensor,
     anchor: Tensor,
@@ -94,6 +100,7 @@ def follow_inverse(
     signs: Tensor,
     updates: Tensor,
     refreshes: Tensor,
+    seal: Tensor,
     method: str,
     order: int,
     reset_every: int,
@@ -103,6 +110,9 @@ def follow_inverse(
     An A equal to its anchor keeps its state bit for bit, and nothing is counted. On an accelerator nothing waits for
     the host, so the call can be captured in a CUDA graph; on the CPU work that no matrix needs is left out.
 
+    The seal shows whether somebody else wrote to the state: averaging the buffers of two models, or rounding them,
+    treats A and its anchor alike and spoils the rest. A broken seal counts like a broken series.
+
     Args:
         packed: the present A's, [..., m].
         anchor: the A's that the stored inverses belong to, [..., m].
@@ -111,31 +121,36 @@ def follow_inverse(
         signs: the diagonals of the D's, [..., n].
         updates: how often each A has moved, int64 [...].
         refreshes: how often the guard has replaced each inverse by the exact one, int64 [...].
+        seal: `seal_of` the state as it was last left here, int64 [...].
         method: one of METHODS.
         order: p of the series, at least 1.
         reset_every: the k-th update is exact where k is a multiple of this; 0 for never. Not counted in `refreshes`.
     """
     on_host = _on_host(packed)
-    if on_host and torch.equal(packed, anchor):
-        return
-    with no_autocast(packed.device):
-        changed = (packed != anchor).any(-1)  # NaN differs from itself: an A of NaN never passes for followed
-        updates += changed
+    with _following, no_autocast(packed.device):
+        tampered = seal != seal_of(anchor, inverse, matrix, signs)
+        moved = (packed != anchor).any(-1)  # NaN differs from itself: an A of NaN never passes for followed
+        changed = moved | tampered
+        if on_host and not bool(changed.any()):
+            return
+        updates += moved
         skew = unpack(packed, inverse.shape[-1])
         if method == "exact":
             exact_now, followed = changed, inverse
+            refreshes += tampered
         else:
             followed, sound = _series(packed, anchor, inverse, skew, method, order)
-            due = updates % reset_every == 0 if reset_every else torch.zeros_like(changed)
-            broken = changed & ~due & ~sound
+            due = moved & (updates % reset_every == 0) if reset_every else torch.zeros_like(moved)
+            broken = (moved & ~due & ~sound) | tampered
             refreshes += broken
-            exact_now = (changed & due) | broken
+            exact_now = due | broken
         if not on_host or bool(exact_now.any()):
             followed = torch.where(exact_now[..., None, None], exact_inverse(skew), followed)
-        orthogonal = orthogonal_from_inverse(followed, skew, signs, method)
+        orthogonal = orthogonal_from_inverse(followed, skew, units(signs), method)
         anchor.copy_(torch.where(changed[..., None], packed, anchor))
         inverse.copy_(torch.where(changed[..., None, None], followed, inverse))
         matrix.copy_(torch.where(changed[..., None, None], orthogonal, matrix))
+        seal.copy_(seal_of(anchor, inverse, matrix, signs))
 
 
 @follow_inverse.register_fake
@@ -147,11 +162,20 @@ def _follow_inverse_fake(
     signs: Tensor,
     updates: Tensor,
     refreshes: Tensor,
+    seal: Tensor,
     method: str,
     order: int,
     reset_every: int,
 ) -> None:
     """Everything happens in place: there is no output whose shape would be wanted."""
+
+
+def seal_of(anchor: Tensor, inverse: Tensor, matrix: Tensor, signs: Tensor) -> Tensor:
+    """A sum over the bits of a state, one int64 for each matrix: other bits, another sum, in all likelihood."""
+    word = torch.int64 if anchor.dtype == torch.float64 else torch.int32
+    parts = (anchor, signs, inverse.flatten(-2), matrix.flatten(-2))
+    sums = [part.contiguous().view(word).sum(-1, dtype=torch.int64) for part in parts]
+    return sums[0] * 3 + sums[1] * 5 + sums[2] * 7 + sums[3] * 11
 
 
 @torch.library.custom_op("ncgru::cayley_read", mutates_args=())
@@ -185,7 +209,7 @@ def _cayley_read_backward(
     with no_autocast(matrix.device):
         right = None
         if grad_matrix is not None:
-            right = grad_matrix @ (matrix + torch.diag_embed(signs)).mT
+            right = grad_matrix @ (matrix + torch.diag_embed(units(signs))).mT
         if grad_inverse is not None:
             through_inverse = grad_inverse @ inverse.mT
             right = through_inverse if right is None else right + through_inverse
@@ -257,6 +281,11 @@ def _make_probes(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 def _on_host(tensor: Tensor) -> bool:
     """Whether a look at a value costs nothing, so that work nobody needs can be left out."""
     return tensor.device.type == "cpu"
+
+
+def units(signs: Tensor) -> Tensor:
+    """±1, also where averaging the states of several models has left something between."""
+    return torch.where(signs < 0, -1.0, 1.0).to(signs.dtype)
 
 
 def _identity(like: Tensor) -> Tensor:

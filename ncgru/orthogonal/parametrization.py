@@ -33,6 +33,8 @@ from ncgru.orthogonal.inverse import (
     follow_inverse,
     no_autocast,
     orthogonal_from_inverse,
+    seal_of,
+    units,
 )
 from ncgru.orthogonal.skew import (
     INITS,
@@ -68,6 +70,7 @@ class ScaledCayley(nn.Module):
         anchor `[*batch, m]`, inverse and matrix `[*batch, n, n]`: A, (I+A)^-1 and U as last read.
         signs `[*batch, n]`: the diagonals of D.
         updates, refreshes `[*batch]`: how often A has moved, and how often the guard then had to invert exactly.
+        seal `[*batch]`: a sum over the bits of the state, which shows if anybody else has written to it.
     """
 
     anchor: Tensor
@@ -76,6 +79,7 @@ class ScaledCayley(nn.Module):
     signs: Tensor
     updates: Tensor
     refreshes: Tensor
+    seal: Tensor
 
     def __init__(
         self,
@@ -114,10 +118,12 @@ class ScaledCayley(nn.Module):
         self.register_buffer("signs", signs)
         self.register_buffer("updates", torch.zeros(batch, device=device, dtype=torch.int64))
         self.register_buffer("refreshes", torch.zeros(batch, device=device, dtype=torch.int64))
+        self.register_buffer("seal", seal_of(self.anchor, self.inverse, self.matrix, signs))
 
     def _initial_signs(self, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
-        counts = torch.tensor(self._initial_negatives, dtype=torch.int64).reshape(*self.batch_shape, 1)
-        positive = torch.arange(self.size) < self.size - counts
+        # On the CPU whatever the default device is: on "meta" there would be no values to take along.
+        counts = torch.tensor(self._initial_negatives, dtype=torch.int64, device="cpu").reshape(*self.batch_shape, 1)
+        positive = torch.arange(self.size, device="cpu") < self.size - counts
         return torch.where(positive, 1.0, -1.0).to(device=device, dtype=dtype)
 
     @property
@@ -140,6 +146,7 @@ class ScaledCayley(nn.Module):
             self.signs,
             self.updates,
             self.refreshes,
+            self.seal,
             self.method,
             self.order,
             self.reset_every or 0,
@@ -194,9 +201,9 @@ class ScaledCayley(nn.Module):
         batch = self.batch_shape if which is None else (len(which),)
         _checks.shape("matrix", matrix, (*batch, n, n), "[*batch, n, n]" if which is None else "[len(which), n, n]")
         require_finite("matrix", matrix)
-        places = list(range(self.updates.numel())) if which is None else list(which)
+        places = list(range(self.updates.numel())) if which is None else self._checked_places(which)
         orthogonal, distance = nearest_orthogonal(matrix.detach().to(torch.float64).reshape(-1, n, n))
-        signs = self.signs.reshape(-1, n)[places].to(orthogonal)
+        signs = units(self.signs.reshape(-1, n)[places]).to(orthogonal)
         skew = inverse_for_signs(orthogonal, signs)
         kept = skew.abs().amax((-2, -1)) <= LARGEST_ENTRY  # also false for NaN
         skew = skew_part(skew)
@@ -209,25 +216,34 @@ class ScaledCayley(nn.Module):
 
     @torch.no_grad()
     def sample(self, init: str = "cayley", generator: torch.Generator | None = None) -> Tensor:
-        """An initial value for the packed A's `[*batch, m]`, the state set to match.
+        """An initial value for the packed A's `[*batch, m]`, the state set to match and its counts set to zero.
 
         Args:
             init: "cayley": scoRNN's, rotations by angles uniform in (0, π/2), times the D asked for at construction.
                 "henaff": rotations by angles uniform in (-π, π). "haar": uniform over all orthogonal matrices.
-                For the last two the present D is kept where it fits, else one is found.
+                For the last two the D asked for at construction is taken where it fits, else one is found.
             generator: source of randomness; None is PyTorch's. Numbers are drawn on its device (None: on the CPU).
         """
         _checks.one_of("init", init, INITS)
         if self.anchor.is_meta:
             return torch.empty_like(self.anchor)
+        self.updates.zero_()
+        self.refreshes.zero_()
+        self.signs.copy_(self._initial_signs(self.signs.device, self.signs.dtype))
         if init == "cayley":
             drawn = scornn_packed(self.size, self.batch_shape, generator=generator)
-            signs = self._initial_signs(self.signs.device, self.signs.dtype)
             places = list(range(self.updates.numel()))
-            self._set_state(drawn.reshape(len(places), packed_size(self.size)), signs.reshape(-1, self.size), places)
+            signs = self.signs.reshape(-1, self.size).clone()
+            self._set_state(drawn.reshape(len(places), packed_size(self.size)), signs, places)
             return self.anchor.clone()
         draw = henaff_rotations if init == "henaff" else haar_orthogonal
         return self.assign(draw(self.size, self.batch_shape, generator=generator))[0]
+
+    def _checked_places(self, which: Sequence[int]) -> list[int]:
+        count = self.updates.numel()
+        if not all(isinstance(place, int) and 0 <= place < count for place in which):
+            raise ValueError(f"which must hold places from 0 to {count - 1}, got {list(which)}; count matrices from 0")
+        return list(which)
 
     def _set_state(self, packed: Tensor, signs: Tensor, places: list[int]) -> Tensor:
         """Store A and D with the exact inverse at these places of the flattened batch, and return A as it is stored."""
@@ -241,10 +257,12 @@ class ScaledCayley(nn.Module):
         n = self.size
         skew = unpack(self.anchor.view(self.updates.numel(), packed_size(n))[places], n)
         inverse = exact_inverse(skew)
-        signs = self.signs.view(-1, n)[places]
+        signs = units(self.signs.view(-1, n)[places])
+        self.signs.view(-1, n)[places] = signs
         self.inverse.view(-1, n, n)[places] = inverse
         with no_autocast(inverse.device):
             self.matrix.view(-1, n, n)[places] = orthogonal_from_inverse(inverse, skew, signs, self.method)
+        self.seal.copy_(seal_of(self.anchor, self.inverse, self.matrix, self.signs))
 
     def _check_packed(self, packed: Tensor) -> None:
         _checks.tensor("packed", packed, "pass the vector of the skew-symmetric matrix")

@@ -110,7 +110,7 @@ def test_the_inverse_has_a_gradient_too() -> None:
 def operator_arguments(method: str, batch: tuple[int, ...], step: float) -> tuple[Any, ...]:
     module = ScaledCayley(5, batch)
     packed = moved(start(module), step)
-    state = (module.anchor, module.inverse, module.matrix, module.signs, module.updates, module.refreshes)
+    state = (module.anchor, module.inverse, module.matrix, module.signs, module.updates, module.refreshes, module.seal)
     return (packed, *state, method, 2, 3)
 
 
@@ -137,7 +137,7 @@ def test_what_the_host_may_leave_out_changes_no_bit(method: str, monkeypatch: py
         if not shortcuts:
             monkeypatch.setattr(importlib.import_module("ncgru.orthogonal.inverse"), "_on_host", lambda tensor: False)
         follow_inverse(*arguments)
-        results.append(arguments[:7])
+        results.append(arguments[:8])
     for fast, plain in zip(*results, strict=True):
         assert torch.equal(fast, plain)
     assert results[0][5].tolist() == [1, 0, 1, 1]
