@@ -59,6 +59,21 @@ def shape(name: str, value: Tensor, expected: tuple[int, ...], meaning: str) -> 
         raise ValueError(f"{name} must have shape {meaning} = {expected}, got {tuple(value.shape)}; reshape it")
 
 
+def device(value: torch.device | str | int | None) -> torch.device:
+    """The device that parameters are made on, which must be there; None is PyTorch's default."""
+    if value is None:
+        return torch.empty(0).device
+    try:
+        chosen = torch.device(value)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be a torch.device or its name, got {value!r}; pass for example 'cpu'") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device must be one that this machine has, got {value!r}, but PyTorch finds no GPU; use 'cpu'"
+        )
+    return chosen
+
+
 def weight_dtype(dtype: torch.dtype | None) -> torch.dtype:
     """The floating dtype that parameters are made in; None is PyTorch's default."""
     chosen = torch.get_default_dtype() if dtype is None else dtype

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from ncgru import _checks
+from ncgru.nn.base import long_dtype
 from ncgru.nn.ncgru import NCGRU
 from ncgru.nn.orthogonal import OrthogonalRecurrent
 from ncgru.orthogonal import ScaledCayley, unpack
@@ -138,7 +139,7 @@ def state_gradients(module: NCGRU, input: Tensor, hx: Tensor | None = None) -> T
     """
     steps = _Steps.of(module, input, hx)
     batch, size = steps.previous.shape[1:]
-    product = torch.eye(size, dtype=input.dtype, device=input.device).expand(batch, size, size)
+    product = torch.eye(size, dtype=steps.weight.dtype, device=input.device).expand(batch, size, size)
     norms = [torch.linalg.matrix_norm(product, 2)]
     for jacobian in steps.jacobians(backwards=True):
         product = product @ jacobian
@@ -165,14 +166,16 @@ class _Steps(NamedTuple):
                 f"module must have one layer and one direction, got num_layers={module.num_layers}, "
                 f"bidirectional={module.bidirectional}; build a single layer to look at its steps"
             )
+        _checks.tensor("input", input, "unpack a packed sequence first")
         module(input, hx)  # checks both arguments as any forward does
         input = input.unsqueeze(1) if input.dim() == 2 else input.transpose(0, 1) if module.batch_first else input
         size = module.hidden_size
-        initial = input.new_zeros(input.shape[1], size) if hx is None else hx.reshape(-1, size)
-        weight: Tensor = module.weight_hh_l0
-        hidden, gates = recurrence_with_gates(
-            module._project(input, "_l0"), initial, weight, module._threshold("_l0"), nonlinearity=module.nonlinearity
-        )
+        initial = _long(input.new_zeros(input.shape[1], size) if hx is None else hx.reshape(-1, size))
+        weight: Tensor = _long(module.weight_hh_l0)
+        threshold = module._threshold("_l0")
+        threshold = None if threshold is None else _long(threshold)
+        projected = _long(module._project(input, "_l0"))
+        hidden, gates = recurrence_with_gates(projected, initial, weight, threshold, nonlinearity=module.nonlinearity)
         r, u, c = gates.chunk(3, -1)
         slope = 1 - c.square() if module.nonlinearity == "tanh" else (c != 0).to(c.dtype)
         return cls(torch.cat([initial.unsqueeze(0), hidden[:-1]]), r, u, c, slope, weight.view(3, size, size))
@@ -190,6 +193,11 @@ class _Steps(NamedTuple):
             candidate = (u * self.slope[t]).unsqueeze(-1) * (u_c @ inner)
             gate = ((c - h) * u * (1 - u)).unsqueeze(-1) * u_u
             yield torch.diag_embed(1 - u) + gate + candidate
+
+
+def _long(value: Tensor) -> Tensor:
+    """In float32 where it has 16 bits: norms need digits."""
+    return value.to(long_dtype(value.dtype))
 
 
 def _sources(module: nn.Module) -> Iterator[tuple[list[str], ScaledCayley, Tensor | None]]:

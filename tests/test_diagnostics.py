@@ -134,6 +134,15 @@ def test_layouts_agree() -> None:
     torch.testing.assert_close(diagnostics.gradient_bound(module, x[:, 0]).norm[:, 0], expected.norm[:, 0])
 
 
+def test_16_bit_modules_are_measured_in_float32() -> None:
+    module = random_module("modrelu", "rc", 1.0).float()
+    x = torch.randn(5, 2, 3)
+    expected = diagnostics.gradient_bound(module, x)
+    found = diagnostics.gradient_bound(module.bfloat16(), x.bfloat16())
+    assert found.norm.dtype == torch.float32
+    torch.testing.assert_close(found.norm, expected.norm, rtol=0.2, atol=0.2)
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="norm must be one of 'spectral', 'frobenius', got 'nuclear'"):
         diagnostics.orthogonality_error(nn.Linear(2, 2), "nuclear")
@@ -143,5 +152,7 @@ def test_bad_arguments() -> None:
         diagnostics.gradient_bound(NCGRU(3, 4, 2), torch.zeros(2, 1, 3))
     with pytest.raises(TypeError, match="module must be an NCGRU, got ScoRNN"):
         diagnostics.state_gradients(ScoRNN(3, 4), torch.zeros(2, 1, 3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"input must be a torch\.Tensor, got PackedSequence"):
+        diagnostics.gradient_bound(NCGRU(3, 4), nn.utils.rnn.pack_sequence([torch.zeros(2, 3)]))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="input must have input_size=3"):
         diagnostics.gradient_bound(NCGRU(3, 4), torch.zeros(2, 1, 5))

@@ -45,7 +45,7 @@ class Recurrent(nn.Module):
         self.hidden_size = _checks.positive_int("hidden_size", hidden_size, "pass the number of hidden units")
         self._biased = _checks.flag("bias", bias)
         self.nonlinearity = _checks.one_of("nonlinearity", nonlinearity, NONLINEARITIES)
-        self._device = torch.get_default_device() if device is None else torch.device(device)
+        self._device = _checks.device(device)
         self._dtype = _checks.weight_dtype(dtype)
         self._layers: list[tuple[str, tuple[str, ...]]] = []
         self.backend = backend
@@ -84,6 +84,16 @@ class Recurrent(nn.Module):
         """The assembled recurrent matrices [G·H, H] of a layer, one for each direction."""
         raise NotImplementedError
 
+    def _dtype_of(self, direction: str) -> torch.dtype:
+        """The dtype of a direction's weights."""
+        dtype: torch.dtype = getattr(self, f"weight_ih{direction}").dtype
+        return dtype
+
+    def _long(self, name: str) -> Tensor:
+        """A parameter in float32 where it has 16 bits: what is assembled from several needs one dtype for all."""
+        parameter: Tensor = getattr(self, name)
+        return parameter.to(long_dtype(parameter.dtype))
+
     def _threshold(self, direction: str) -> Tensor | None:
         """modReLU's threshold [H], or None where the bias of c is additive or absent."""
         if self.nonlinearity != "modrelu" or not self._biased:
@@ -94,11 +104,12 @@ class Recurrent(nn.Module):
     def _project(self, input: Tensor, direction: str) -> Tensor:
         """W x and all additive biases, for every step at once: [T, B, I] -> [T, B, G·H]."""
         weight = getattr(self, f"weight_ih{direction}")
-        if not self._biased:
+        only_threshold = self.nonlinearity == "modrelu" and len(self.rows) == 1
+        if not self._biased or only_threshold:
             return F.linear(input, weight)
         bias = getattr(self, f"bias{direction}")
         if self.nonlinearity == "modrelu":
-            bias = torch.cat([bias[: -self.hidden_size], torch.zeros_like(bias[-self.hidden_size :])])
+            bias = F.pad(bias[: -self.hidden_size], (0, self.hidden_size))
         return F.linear(input, weight, bias)
 
     def _run_direction(
@@ -108,11 +119,12 @@ class Recurrent(nn.Module):
         projected = self._project(input, direction)
         if initial is None:
             initial = projected.new_zeros(projected.shape[1], self.hidden_size)
+        threshold = self._threshold(direction)
         hidden = recurrence(
             projected,
-            initial.to(torch.promote_types(initial.dtype, projected.dtype)),
-            weight,
-            self._threshold(direction),
+            _joined(initial, projected),
+            _joined(weight, projected),
+            None if threshold is None else _joined(threshold, projected),
             lengths,
             reset=self.reset,
             nonlinearity=self.nonlinearity,
@@ -129,16 +141,24 @@ class Recurrent(nn.Module):
                 f"reshape it or build the module with that size"
             )
         weight = getattr(self, f"weight_ih{self._layers[0][1][0]}")
+        if value.layout is not torch.strided or value.is_nested:
+            raise TypeError(
+                f"{name} must be a dense tensor, got a sparse or nested one; pass value.to_dense() or pack it"
+            )
         if value.device != weight.device:
             raise ValueError(
                 f"{name} must be on the module's device {weight.device}, was on {value.device}; move one with .to()"
             )
-        if value.dtype != weight.dtype and not (
-            value.is_floating_point() and torch.is_autocast_enabled(value.device.type)
-        ):
+        if value.dtype != weight.dtype and not _autocast_joins(value, weight):
             raise TypeError(
                 f"{name} must have the module's dtype {weight.dtype}, got {value.dtype}; convert one of them with .to()"
             )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to shadow the assembled matrices: what was written there would never be used."""
+        if name.startswith("weight_hh") and any(name == f"weight_hh{d}" for _, ds in self._layers for d in ds):
+            raise AttributeError(f"{name} is assembled from other parameters and cannot be set; call set_weight_hh")
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         """`weight_hh{suffix}` reads as the assembled matrix [G·H, H]; it is no parameter of its own."""
@@ -161,6 +181,17 @@ class Recurrent(nn.Module):
             yield "bias=False"
         if self.backend != "auto":
             yield f"backend={self.backend!r}"
+
+
+def _autocast_joins(value: Tensor, weight: Tensor) -> bool:
+    """Whether autocast brings tensors of two dtypes together; it leaves float64 alone."""
+    joined = value.is_floating_point() and torch.float64 not in (value.dtype, weight.dtype)
+    return joined and torch.is_autocast_enabled(value.device.type)
+
+
+def _joined(value: Tensor, projected: Tensor) -> Tensor:
+    """`value` as wide as `projected` at least; float32 where they are of two 16-bit types."""
+    return value.to(torch.promote_types(value.dtype, projected.dtype))
 
 
 def he_uniform_(weight: Tensor, fan_in: int) -> None:

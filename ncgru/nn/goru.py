@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ncgru.nn.base import Recurrent, long_dtype
+from ncgru.nn.base import Recurrent
 from ncgru.nn.rotations import RotationLayout, rotation_product
 from ncgru.nn.sequence import CellModule, SequenceModule
 
@@ -42,8 +43,7 @@ class _GORUParameters(Recurrent):
     ) -> None:
         super().__init__(input_size, hidden_size, bias, nonlinearity, backend, device, dtype)
         self.layout = RotationLayout(hidden_size, capacity, style)
-        for name, index in self.layout.partners().items():
-            self.register_buffer(name, index.to(device=device), persistent=False)
+        self._place_layout(self._device)
 
     def _add_recurrent(self, suffix: str, directions: tuple[str, ...]) -> None:
         size = self.hidden_size
@@ -52,18 +52,30 @@ class _GORUParameters(Recurrent):
             self._add_parameter(f"angles{direction}", sum(self.layout.counts))
 
     def _recurrent_weights(self, suffix: str, directions: tuple[str, ...]) -> list[Tensor]:
-        angles = torch.stack([getattr(self, f"angles{direction}") for direction in directions])
-        products = rotation_product(angles.to(long_dtype(angles.dtype)), self.partner, self.place, self.sign).to(
-            angles.dtype
-        )
+        angles = torch.stack([self._long(f"angles{direction}") for direction in directions])
+        products = rotation_product(angles, self.partner, self.place, self.sign)
         return [
-            torch.cat([getattr(self, f"weight_hh_free{direction}"), product])
+            torch.cat([self._long(f"weight_hh_free{direction}"), product]).to(self._dtype_of(direction))
             for direction, product in zip(directions, products, strict=True)
         ]
 
     def _threshold(self, direction: str) -> Tensor | None:
+        if self.nonlinearity != "modrelu":
+            return None
         threshold = super()._threshold(direction)
-        return None if threshold is None else threshold + MAGNITUDE_OFFSET
+        if threshold is None:
+            threshold = getattr(self, f"weight_ih{direction}").new_zeros(self.hidden_size)
+        return threshold + MAGNITUDE_OFFSET
+
+    def _place_layout(self, device: torch.device) -> None:
+        """Put the rotations' index tensors, which follow from the sizes, on a device."""
+        for name, index in self.layout.partners().items():
+            self.register_buffer(name, index.to(device), persistent=False)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """As usual; a module made without memory gets its index tensors with the parameters."""
+        super()._load_from_state_dict(*args, **kwargs)
+        self._place_layout(next(self.parameters()).device)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -72,8 +84,7 @@ class _GORUParameters(Recurrent):
         Weights are uniform in ±0.01 and angles in ±π; b_r is 2, b_u uniform in ±√(3/H), b_c 0.01 (0 where additive).
         """
         size = self.hidden_size
-        for name, index in self.layout.partners().items():
-            getattr(self, name).copy_(index)
+        self._place_layout(next(self.parameters()).device)
         for _, directions in self._layers:
             for direction in directions:
                 nn.init.uniform_(getattr(self, f"weight_ih{direction}"), -0.01, 0.01)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ncgru import _checks
 from ncgru.nn.base import Recurrent, long_dtype
-from ncgru.orthogonal import ScaledCayley, packed_size
+from ncgru.orthogonal import METHODS, ScaledCayley, packed_size
 
 
 class OrthogonalRecurrent(Recurrent):
@@ -40,6 +40,10 @@ class OrthogonalRecurrent(Recurrent):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, nonlinearity, backend, device, dtype)
+        _checks.one_of("inverse", inverse, METHODS)
+        _checks.positive_int("order", order, "pass 1, 2 (the paper's), 3, ...")
+        if reset_every is not None:
+            _checks.positive_int("reset_every", reset_every, "pass None for never")
         self.orthogonal = _letters(orthogonal, self.rows)
         self.negatives = _negatives(negatives, self.orthogonal, hidden_size)
         self.inverse = inverse
@@ -76,21 +80,21 @@ class OrthogonalRecurrent(Recurrent):
 
     def _assemble(self, matrices: Tensor, direction: str) -> Tensor:
         """[G·H, H] in the order of `rows`, from one direction's orthogonal matrices and its free rows."""
+        dtype = self._dtype_of(direction)
         if len(self.rows) == 1:
-            return matrices[0]
-        dtype = getattr(self, f"weight_ih{direction}").dtype
-        blocks = dict(zip(self.orthogonal, matrices.to(dtype).unbind(), strict=True))
+            return matrices[0].to(dtype)
+        blocks = dict(zip(self.orthogonal, matrices.unbind(), strict=True))
         if len(self.orthogonal) < len(self.rows):
-            free = getattr(self, f"weight_hh_free{direction}")
+            free = self._long(f"weight_hh_free{direction}")
             blocks.update(zip(self._free_letters(), free.split(self.hidden_size), strict=True))
-        return torch.cat([blocks[letter] for letter in self.rows])
+        return torch.cat([blocks[letter] for letter in self.rows]).to(dtype)
 
     def _free_letters(self) -> str:
         return "".join(letter for letter in self.rows if letter not in self.orthogonal)
 
     @torch.no_grad()
     def reset_recurrent(self, init: str = "cayley", generator: torch.Generator | None = None) -> None:
-        """Draw every orthogonal matrix anew, D included.
+        """Draw every orthogonal matrix anew; D is the one asked for, or another where the drawn matrix needs it.
 
         Args:
             init: "cayley" (2×2 rotations by angles from (0, π/2), as scoRNN), "henaff" (angles from (-π, π)) or "haar"
@@ -125,6 +129,8 @@ class OrthogonalRecurrent(Recurrent):
             "weight", _checks.tensor("weight", weight, "pass the stacked matrices"),
             (len(self.rows) * size, size), f"[{len(self.rows)}*hidden_size, hidden_size]",
         )  # fmt: skip
+        if weight.is_meta or not weight.is_floating_point():
+            raise TypeError(f"weight must hold real numbers, got {weight.dtype} on {weight.device}; convert it")
         if not bool(torch.isfinite(weight).all()):
             raise ValueError("weight must be finite, it has NaN or infinite entries; check where it came from")
         blocks = dict(zip(self.rows, weight.split(size), strict=True))

@@ -126,7 +126,9 @@ def _check_tensors(
     if projected.dtype not in _DTYPES:
         raise TypeError(f"projected must be float32, float64, float16 or bfloat16, got {projected.dtype}; convert it")
     allowed = (torch.float32, projected.dtype) if projected.dtype in _HALF else (projected.dtype,)
-    given = {"initial": initial, "weight": weight} | ({} if threshold is None else {"threshold": threshold})
+    given = {"initial": initial, "weight": weight}
+    if threshold is not None:
+        given["threshold"] = threshold
     for name, value in given.items():
         _checks.tensor(name, value, "pass a tensor")
         if value.dtype not in allowed:

@@ -60,15 +60,25 @@ def resolve_backend(
         BackendUnavailableError: the backend exists but cannot run this; the message says what is missing.
     """
     _checks.one_of("backend", request, ("auto", *BACKENDS))
-    refused = {"cuda": _why_not_cuda(torch.device(device))}
+    place = _place(device)
+    refused = {"cuda": _why_not_cuda(place)}
     if request in refused:
         raise BackendUnavailableError(
-            f"backend {request!r} cannot run a recurrence on {torch.device(device)} (hidden_size={hidden_size}, "
+            f"backend {request!r} cannot run a recurrence on {place} (hidden_size={hidden_size}, "
             f"{dtype}, reset={reset!r}, nonlinearity={nonlinearity!r}): {refused[request]}; "
             f"pass backend='auto' or one of {', '.join(map(repr, available_backends()))}"
         )
     reason = "asked for by name" if request == "reference" else "the only backend that can run here"
     return BackendChoice("reference", f"{reason}; plain torch, runs on every device", refused)
+
+
+def _place(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"device must be a torch.device or its name, got {device!r}; pass for example 'cpu'"
+        ) from error
 
 
 def _why_not_cuda(device: torch.device) -> str:

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ncgru.nn.sequence import SequenceModule
 from tests.nn.builders import SEQUENCES
@@ -160,6 +161,31 @@ def test_to_a_device(name: str) -> None:
     assert h_n.device.type == "meta"
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_made_on_meta_and_loaded_later(name: str, assign: bool) -> None:
+    source, x = build(name), torch.randn(5, 3, 4)
+    module = SEQUENCES[name](4, 6, device="meta")
+    if not assign:
+        module.to_empty(device="cpu")
+    module.load_state_dict(source.state_dict(), assign=assign)
+    assert torch.equal(apply(module, x)[0], apply(source, x)[0])
+
+
+def test_made_on_the_cpu_where_meta_is_the_default(name: str) -> None:
+    with torch.device("meta"):
+        module = SEQUENCES[name](4, 6, device="cpu")
+        other = SEQUENCES[name](4, 6)
+    assert bool(apply(module, torch.randn(5, 3, 4))[0].isfinite().all())
+    assert {tensor.device.type for tensor in [*other.parameters(), *other.buffers()]} == {"meta"}
+
+
+def test_one_16_bit_type_under_autocast_to_the_other(name: str) -> None:
+    module = build(name).half()
+    with torch.autocast("cpu", torch.bfloat16):
+        output, _ = apply(module, torch.randn(5, 3, 4).half())
+    assert output.dtype == torch.bfloat16
+
+
 def test_made_on_meta_and_filled_later(name: str) -> None:
     with torch.device("meta"):
         module = SEQUENCES[name](4, 6)
@@ -167,9 +193,22 @@ def test_made_on_meta_and_filled_later(name: str) -> None:
     module.reset_parameters()
     output, _ = apply(module, torch.randn(5, 3, 4))
     assert bool(output.isfinite().all())
+    assert all(not count.any() for key, count in module.state_dict().items() if key.endswith(("updates", "refreshes")))
     if "r-u-c" in name:
         matrices = module.weight_hh_l0.view(3, 6, 6)
         torch.testing.assert_close(matrices @ matrices.mT, torch.eye(6).expand(3, 6, 6))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_gives_the_same_gradients(name: str, use_reentrant: bool) -> None:
+    module, x = build(name, num_layers=2), torch.randn(5, 3, 4, requires_grad=True)
+    apply(module, x)[0].square().sum().backward()
+    expected = {key: param.grad.clone() for key, param in module.named_parameters() if param.grad is not None}
+    module.zero_grad()
+    output: Tensor = checkpoint(lambda given: apply(module, given)[0], x, use_reentrant=use_reentrant)
+    output.square().sum().backward()
+    for key, param in module.named_parameters():
+        torch.testing.assert_close(param.grad, expected[key])
 
 
 def test_compiles_without_a_graph_break(name: str) -> None:

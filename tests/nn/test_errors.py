@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from ncgru import GORU, NCGRU, BackendUnavailableError, ModReLU, NCGRUCell, ScoRNN
+from ncgru import GORU, NCGRU, BackendUnavailableError, ModReLU, NCGRUCell, ScaledCayley, ScoRNN
 
 CONSTRUCTORS: list[tuple[type[nn.Module], dict[str, Any], type[Exception], str]] = [
     (NCGRU, {"hidden_size": 0}, ValueError, "hidden_size must be at least 1, got 0"),
@@ -31,6 +31,10 @@ CONSTRUCTORS: list[tuple[type[nn.Module], dict[str, Any], type[Exception], str]]
     (NCGRU, {"inverse": "newton"}, ValueError, "inverse must be one of"),
     (NCGRU, {"order": 0}, ValueError, "order must be at least 1, got 0"),
     (NCGRU, {"reset_every": 0}, ValueError, "reset_every must be at least 1, got 0"),
+    (NCGRU, {"orthogonal": "", "inverse": "exakt"}, ValueError, "did you mean 'exact'?"),
+    (NCGRU, {"orthogonal": "", "order": 0}, ValueError, "order must be at least 1, got 0"),
+    (NCGRU, {"orthogonal": "", "reset_every": -1}, ValueError, "reset_every must be at least 1, got -1"),
+    (NCGRU, {"device": "nonsense"}, ValueError, "device must be a torch.device or its name, got 'nonsense'"),
     (NCGRU, {"backend": "cude"}, ValueError, "did you mean 'cuda'?"),
     (NCGRU, {"backend": "cuda"}, BackendUnavailableError, "contains no CUDA kernels"),
     (NCGRU, {"dtype": torch.int64}, TypeError, "dtype must be a floating-point torch.dtype, got torch.int64"),
@@ -58,6 +62,7 @@ def test_constructors(cls: type[nn.Module], wrong: dict[str, Any], error: type[E
         ((torch.zeros(0, 3),), ValueError, "at least one time step, got T=0"),
         ((torch.zeros(4, 2, 3, dtype=torch.float64),), TypeError, "module's dtype torch.float32, got torch.float64"),
         ((torch.zeros(4, 2, 3, dtype=torch.int64),), TypeError, "module's dtype torch.float32, got torch.int64"),
+        ((torch.zeros(4, 2, 3).to_sparse(),), TypeError, "input must be a dense tensor, got a sparse or nested one"),
         ((torch.zeros(4, 2, 3, device="meta"),), ValueError, "module's device cpu, was on meta"),
         (
             (torch.zeros(4, 2, 3), torch.zeros(2, 5)),
@@ -77,6 +82,26 @@ def test_constructors(cls: type[nn.Module], wrong: dict[str, Any], error: type[E
 def test_forward(args: tuple[Any, ...], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         NCGRU(3, 5)(*args)
+
+
+def test_a_gpu_that_is_not_there() -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device must be one that this machine has, got 'cuda'"):
+            NCGRU(3, 5, device="cuda")
+
+
+def test_autocast_leaves_float64_alone() -> None:
+    module = NCGRU(3, 5, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=r"module's dtype torch\.float64"):
+        module(torch.zeros(4, 2, 3))
+
+
+def test_matrices_that_hold_no_numbers() -> None:
+    for weight in (torch.zeros(15, 5, device="meta"), torch.zeros(15, 5, dtype=torch.complex64)):
+        with pytest.raises(TypeError, match="weight must hold real numbers"):
+            NCGRU(3, 5).set_weight_hh(weight)
+    with pytest.raises(ValueError, match=r"which must hold places from 0 to 1, got \[5\]"):
+        ScaledCayley(3, (2,)).assign(torch.eye(3)[None], which=[5])
 
 
 def test_batch_first_reads_time_from_the_second_dimension() -> None:

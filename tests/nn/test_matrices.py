@@ -105,6 +105,10 @@ def test_assembled_weight_is_read_only() -> None:
     assert "weight_hh_l0" not in module.state_dict()
     with pytest.raises(AttributeError):
         _ = module.weight_hh_l1
+    for value in (torch.zeros(15, 5), nn.Parameter(torch.zeros(15, 5))):
+        with pytest.raises(AttributeError, match="weight_hh_l0 is assembled from other parameters"):
+            module.weight_hh_l0 = value
+    assert bool((module.weight_hh_l0 != 0).any())
 
 
 @pytest.mark.parametrize("sign", [1, -1])
