@@ -1,7 +1,9 @@
 """Forward and backward of one recurrent layer on the CPU: ncgru against nn.GRU, nn.LSTM and a plain autograd loop.
 
-Every candidate includes its input projection and the gradients of its weights. The candidates take turns within each
-repeat, so that what else the machine does meets them all. Prints a table, then one line of JSON.
+Every candidate includes its input projection and the gradients of its weights. `ncgru` is NCGRU with one orthogonal
+matrix, whose A is moved before each step, so that following its inverse is included too; `autograd` is the same cell
+with a free matrix. The candidates take turns within each repeat, so that what else the machine does meets them all.
+Prints a table, then one line of JSON.
 
     python benchmarks/cpu_recurrence.py --threads 2 --repeats 15
 """
@@ -20,7 +22,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ncgru.recurrence import recurrence, unrolled
+from ncgru import NCGRU
+from ncgru.recurrence import unrolled
 
 # T, B, H, input size: parenthesis, parenthesis, denoise, adding, copying, character PTB
 SHAPES = (
@@ -33,12 +36,11 @@ SHAPES = (
 )
 
 
-class Layer(torch.nn.Module):
-    """A gated layer with modReLU whose time loop is `ncgru::recurrence`, or the same cell as a plain autograd loop."""
+class PlainLoop(torch.nn.Module):
+    """A gated layer with modReLU as a plain autograd loop."""
 
-    def __init__(self, inputs: int, size: int, plain: bool) -> None:
+    def __init__(self, inputs: int, size: int) -> None:
         super().__init__()
-        self.plain = plain
         self.weight_ih = torch.nn.Parameter(torch.randn(3 * size, inputs) / inputs**0.5)
         self.bias = torch.nn.Parameter(torch.zeros(3 * size))
         self.weight_hh = torch.nn.Parameter(torch.linalg.qr(torch.randn(3, size, size))[0].reshape(3 * size, size))
@@ -47,23 +49,26 @@ class Layer(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         projected = torch.nn.functional.linear(x, self.weight_ih, self.bias)
         initial = x.new_zeros(x.shape[1], self.weight_hh.shape[1])
-        if self.plain:
-            return unrolled(projected, initial, self.weight_hh, self.threshold, None, "before", "modrelu", False)
-        return recurrence(projected, initial, self.weight_hh, self.threshold)
+        return unrolled(projected, initial, self.weight_hh, self.threshold, None, "before", "modrelu", False)
 
 
 def candidates(inputs: int, size: int) -> dict[str, torch.nn.Module]:
     return {
-        "ncgru": Layer(inputs, size, plain=False),
+        "ncgru": NCGRU(inputs, size),
         "nn.GRU": torch.nn.GRU(inputs, size),
         "nn.LSTM": torch.nn.LSTM(inputs, size),
-        "autograd": Layer(inputs, size, plain=True),
+        "autograd": PlainLoop(inputs, size),
     }
 
 
 def training_step(module: torch.nn.Module, x: Tensor, gradient: Tensor) -> Callable[[], None]:
+    skew = list(module.skew_parameters()) if isinstance(module, NCGRU) else []
+
     def step() -> None:
         module.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for parameter in skew:
+                parameter.add_(torch.randn_like(parameter), alpha=1e-4)
         output = module(x)
         (output if isinstance(output, Tensor) else output[0]).backward(gradient)
 
