@@ -67,10 +67,12 @@ def device(value: torch.device | str | int | None) -> torch.device:
         chosen = torch.device(value)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device must be a torch.device or its name, got {value!r}; pass for example 'cpu'") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
+    try:
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:  # what PyTorch raises depends on how it was built
         raise ValueError(
-            f"device must be one that this machine has, got {value!r}, but PyTorch finds no GPU; use 'cpu'"
-        )
+            f"device must be one that this machine has, got {value!r}, which PyTorch cannot use here; use 'cpu'"
+        ) from error
     return chosen
 
 

@@ -36,7 +36,9 @@ class ModReLU(nn.Module):
     ) -> None:
         super().__init__()
         self.num_features = _checks.positive_int("num_features", num_features, "pass the size of the last dimension")
-        self.threshold = nn.Parameter(torch.empty(num_features, device=device, dtype=_checks.weight_dtype(dtype)))
+        self.threshold = nn.Parameter(
+            torch.empty(num_features, device=_checks.device(device), dtype=_checks.weight_dtype(dtype))
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -105,9 +105,9 @@ class ScaledCayley(nn.Module):
         if chosen not in (torch.float32, torch.float64):
             raise TypeError(f"dtype must be torch.float32 or torch.float64, got {chosen}; 16 bits cannot hold U'U = I")
         self._initial_negatives = _checked_negatives(negatives, self.size, math.prod(self.batch_shape))
-        self._register_state(device, chosen)
+        self._register_state(_checks.device(device), chosen)
 
-    def _register_state(self, device: torch.device | str | None, dtype: torch.dtype) -> None:
+    def _register_state(self, device: torch.device, dtype: torch.dtype) -> None:
         """The state of A = 0: Ã = I and U = D."""
         batch, n = self.batch_shape, self.size
         signs = self._initial_signs(device, dtype)
@@ -120,7 +120,7 @@ class ScaledCayley(nn.Module):
         self.register_buffer("refreshes", torch.zeros(batch, device=device, dtype=torch.int64))
         self.register_buffer("seal", seal_of(self.anchor, self.inverse, self.matrix, signs))
 
-    def _initial_signs(self, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
+    def _initial_signs(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         # On the CPU whatever the default device is: on "meta" there would be no values to take along.
         counts = torch.tensor(self._initial_negatives, dtype=torch.int64, device="cpu").reshape(*self.batch_shape, 1)
         positive = torch.arange(self.size, device="cpu") < self.size - counts
