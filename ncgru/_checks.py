@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def positive_int(name: str, value: object, advice: str) -> int:
@@ -57,6 +58,17 @@ def shape(name: str, value: Tensor, expected: tuple[int, ...], meaning: str) -> 
     """Raise unless `value` has exactly the shape `expected`; `meaning` spells the shape in words."""
     if tuple(value.shape) != expected:
         raise ValueError(f"{name} must have shape {meaning} = {expected}, got {tuple(value.shape)}; reshape it")
+
+
+def reverse_mode(*values: Tensor | None) -> None:
+    """Raise under forward-mode differentiation, in which PyTorch would take the derivative of our operations for 0."""
+    if torch.compiler.is_compiling():
+        return
+    if any(value is not None and forward_ad.unpack_dual(value).tangent is not None for value in values):
+        raise NotImplementedError(
+            "forward-mode derivatives (torch.func.jvp, torch.func.jacfwd, forward_ad) do not go through ncgru's "
+            "operations; use torch.autograd.functional.jvp, which takes them by the backward"
+        )
 
 
 def device(value: torch.device | str | int | None) -> torch.device:

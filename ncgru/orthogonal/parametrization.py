@@ -137,6 +137,7 @@ class ScaledCayley(nn.Module):
         A 16-bit `packed` is read as the state's dtype, and U returned in the 16-bit one.
         """
         self._check_packed(packed)
+        _checks.reverse_mode(packed)
         wide = packed.to(self.anchor.dtype)
         follow_inverse(
             wide.detach(),

@@ -102,6 +102,7 @@ def recurrence_with_gates(
     _checks.flag("reverse", reverse)
     _check_tensors(projected, initial, weight, threshold, lengths)
     _check_shapes(projected, initial, weight, threshold, lengths, reset)
+    _checks.reverse_mode(projected, initial, weight, threshold)
     if threshold is not None and nonlinearity != "modrelu":
         raise ValueError(f"threshold must be None with nonlinearity={nonlinearity!r}; add a bias to projected instead")
     resolve_backend(

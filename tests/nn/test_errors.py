@@ -103,6 +103,22 @@ def test_autocast_leaves_float64_alone() -> None:
         module(torch.zeros(4, 2, 3))
 
 
+# torch's own forward mode uses torch.jit, which torch deprecates.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_mode_derivatives_are_refused_and_not_zero() -> None:
+    module = NCGRU(3, 5, dtype=torch.float64)
+    x, along = torch.randn(2, 4, 2, 3, dtype=torch.float64)
+    for differentiate in (
+        lambda: torch.func.jvp(lambda x: module(x)[0], (x,), (along,)),
+        lambda: torch.func.jacfwd(lambda skew: module.cayley_l0(skew))(module.skew_l0.detach()),
+    ):
+        with pytest.raises(NotImplementedError, match=r"use torch\.autograd\.functional\.jvp"):
+            differentiate()
+    found = torch.autograd.functional.jvp(lambda x: module(x)[0], x, along)[1]
+    difference = (module(x + 1e-6 * along)[0] - module(x - 1e-6 * along)[0]) / 2e-6
+    torch.testing.assert_close(found, difference, rtol=1e-6, atol=1e-7)
+
+
 def test_matrices_that_hold_no_numbers() -> None:
     for weight in (torch.zeros(15, 5, device="meta"), torch.zeros(15, 5, dtype=torch.complex64)):
         with pytest.raises(TypeError, match="weight must hold real numbers"):
