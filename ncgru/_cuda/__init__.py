@@ -21,8 +21,9 @@ in a graph, and may come from any thread. Keep a kernel rather than ask for it a
 `Program.cubin("sm_90")` compiles without a GPU; its `resources()` are registers and spills, its `parameters(name)` the
 sizes of a kernel's parameters.
 
-A package with kernels has a function `variants()` that yields a `Variant` for each program worth checking; they are
-compiled for all architectures and their spills compared by `python -m ncgru._cuda`, and by the tests.
+A package with `.cu` files has a module `variants` with a function `variants()`, which returns a `Variant` for each
+program that the launcher may ask for (or a choice that covers them): `Variant(program(...), local_bytes=0)`. The tests,
+and `python -m ncgru._cuda`, compile them for `ARCHITECTURES` and refuse kernels that take more local memory than that.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from .driver import DriverUnavailableError
 from .kernels import Program, diagnose, program, why_unavailable
 from .launch import Kernel
 from .nvrtc import CompileError, NvrtcUnavailableError
+from .variants import ARCHITECTURES, Variant
 
 __all__ = [
+    "ARCHITECTURES",
     "CompileError",
     "Cubin",
     "DriverUnavailableError",
@@ -41,6 +44,7 @@ __all__ = [
     "NvrtcUnavailableError",
     "Program",
     "Resources",
+    "Variant",
     "diagnose",
     "program",
     "why_unavailable",

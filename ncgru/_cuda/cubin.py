@@ -18,22 +18,17 @@ class Resources:
 
     Attributes:
         registers: a thread.
-        stack: bytes of local memory a thread, spilled registers included.
-        spill_stores: bytes a thread stores for want of registers.
-        spill_loads: bytes a thread loads for want of registers.
-        shared: bytes of static shared memory a block.
+        local_bytes: local memory a thread: what has spilled, and arrays that are not in registers.
+        spill_stores: bytes that the code stores for want of registers.
+        spill_loads: bytes that the code loads for want of registers.
+        static_shared: bytes of static shared memory a block.
     """
 
     registers: int
-    stack: int
+    local_bytes: int
     spill_stores: int
     spill_loads: int
-    shared: int
-
-    @property
-    def spills(self) -> int:
-        """Bytes a thread moves for want of registers."""
-        return self.spill_stores + self.spill_loads
+    static_shared: int
 
 
 @dataclass(frozen=True)
@@ -51,13 +46,13 @@ class Cubin:
         """The size in bytes of each parameter of a kernel.
 
         Raises:
-            KeyError: there is no such kernel; the message lists those that there are.
+            ValueError: there is no such kernel; the message lists those that there are.
         """
         sections = dict(_sections(self.image))
         name = _KERNEL_INFO + kernel
         if name not in sections:
             kernels = sorted(found.removeprefix(_KERNEL_INFO) for found in sections if found.startswith(_KERNEL_INFO))
-            raise KeyError(f'there is no kernel {kernel!r}, only {", ".join(kernels) or "none"}; is it extern "C"?')
+            raise ValueError(f'there is no kernel {kernel!r}, only {", ".join(kernels) or "none"}; is it extern "C"?')
         return tuple(size for _, size in sorted(_parameters(sections[name])))
 
 
@@ -74,10 +69,10 @@ def _reported(log: str) -> Iterator[tuple[str, Resources]]:
             name,
             Resources(
                 registers=number(r"Used (\d+) registers"),
-                stack=number(r"(\d+) bytes stack frame"),
+                local_bytes=number(r"(\d+) bytes stack frame"),
                 spill_stores=number(r"(\d+) bytes spill stores"),
                 spill_loads=number(r"(\d+) bytes spill loads"),
-                shared=number(r"(\d+) bytes smem"),
+                static_shared=number(r"(\d+) bytes smem"),
             ),
         )
 
