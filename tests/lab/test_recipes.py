@@ -140,6 +140,15 @@ def test_quick_is_smaller_and_says_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", recipes.names())
+def test_measurements_see_the_drift_before_an_exact_inverse(name: str) -> None:
+    for recipe in (recipes.get(name), recipes.get(f"{name}@quick")):
+        every, reset = recipe.measure_every, recipe.model.reset_every
+        if every is not None and reset is not None:
+            updates_since = {step % reset for step in range(every, recipe.steps, every)}
+            assert max(updates_since) >= 0.9 * (reset - 1)
+
+
+@pytest.mark.parametrize("name", recipes.names())
 def test_notes_say_what_a_variant_is(name: str) -> None:
     recipe = recipes.get(name)
     assert recipe.name == name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ncgru.lab.recipes.common import MODELS, NOTES, Settings, paper_losses
+from ncgru.lab.recipes.common import MEASURE_EVERY, MODELS, NOTES, Settings, paper_losses
 from ncgru.lab.recipes.recipe import OptimizerSpec, Recipe
 from ncgru.lab.tasks import Adding
 
@@ -33,7 +33,7 @@ def adding(length: int, model: str) -> Recipe:
         log_every=100,
         eval_every=100,
         eval_batch_size=1000,
-        measure_every=100,
+        measure_every=MEASURE_EVERY,
         headline="test",
         paper=PAPER[length].get(model),
         note=NOTES.get(model, ""),

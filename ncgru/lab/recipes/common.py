@@ -13,6 +13,9 @@ ROWS = ("lstm", "gru", "scornn", "goru", "nc-gru-c", "nc-gru-rc")
 MODELS = (*ROWS, "nc-gru-ruc", "cho-gru")
 """What every synthetic task is run with."""
 
+MEASURE_EVERY = 99
+"""No multiple of a reset: else every measurement would find the inverse fresh, and none the drift before a reset."""
+
 NOTES = {
     "gru": "PyTorch's GRU, which resets after the product; the released baseline resets before it: see cho-gru.",
     "cho-gru": "TensorFlow's GRUCell, which resets before the product: what the released code calls GRU.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ncgru.lab.recipes.common import MODELS, NOTES, Settings, paper_losses
+from ncgru.lab.recipes.common import MEASURE_EVERY, MODELS, NOTES, Settings, paper_losses
 from ncgru.lab.recipes.parenthesis import RELEASED_RESET
 from ncgru.lab.recipes.recipe import OptimizerSpec, Recipe
 from ncgru.lab.tasks import Denoise
@@ -37,7 +37,7 @@ def denoise(length: int, model: str) -> Recipe:
         log_every=50,
         eval_every=50,
         eval_batch_size=128,
-        measure_every=100,
+        measure_every=MEASURE_EVERY,
         headline="test",
         paper=PAPER[length].get(model),
         note=f"{NOTES.get(model, '')} {FIXED_SET}".strip(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ncgru.lab.recipes.common import MODELS, NOTES, Settings, paper_losses
+from ncgru.lab.recipes.common import MEASURE_EVERY, MODELS, NOTES, Settings, paper_losses
 from ncgru.lab.recipes.recipe import OptimizerSpec, Recipe
 from ncgru.lab.tasks import Parenthesis
 
@@ -42,7 +42,7 @@ def parenthesis(length: int, model: str) -> Recipe:
         log_every=100,
         eval_every=1000,
         eval_batch_size=400,
-        measure_every=100,
+        measure_every=MEASURE_EVERY,
         headline="train",
         paper=PAPER[length].get(model),
         note=NOTES.get(model, ""),
