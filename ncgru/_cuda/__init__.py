@@ -5,7 +5,7 @@ Private to ncgru. Importing it loads no library and needs no GPU; torch is the o
     from ncgru._cuda import program, why_unavailable
 
     reason = why_unavailable(index)                 # None, or a sentence: no driver, no compiler, an unknown GPU
-    small = program("ncgru.recurrence.cuda", "small.cu", HIDDEN=56, LANES=8)      # cheap; compiles nothing yet
+    small = program("ncgru.recurrence.cuda", "small.cu", {"HIDDEN": 56, "LANES": 8})  # cheap; compiles nothing yet
     kernel = small.kernel("small_forward_1", index)                               # compiles and loads at first use
     kernel.launch((blocks, 1, 1), (threads, 1, 1), tensor, None, steps, 0.5, shared=4096, cooperative=False)
 

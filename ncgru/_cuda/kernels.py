@@ -88,7 +88,7 @@ class Program:
 _programs: dict[object, Program] = {}
 
 
-def program(package: str, entry: str, *, options: Sequence[str] = (), **defines: int | str) -> Program:
+def program(package: str, entry: str, defines: Mapping[str, int | str], options: Sequence[str] = ()) -> Program:
     """The program of this source and these macros; one object for each, so that it is compiled once a process."""
     key = (package, entry, tuple(options), tuple(sorted(defines.items())))
     found = _programs.get(key)

@@ -58,10 +58,10 @@ def fresh(**defines: int) -> Program:
 
 
 def test_the_same_request_is_the_same_program() -> None:
-    found = program(HERE, "simple.cu", FACTOR=2, OTHER=1)
-    assert program(HERE, "simple.cu", OTHER=1, FACTOR=2) is found
-    assert program(HERE, "simple.cu", FACTOR=3, OTHER=1) is not found
-    assert program(HERE, "simple.cu", FACTOR=2, OTHER=1, options=["-lineinfo"]) is not found
+    found = program(HERE, "simple.cu", {"FACTOR": 2, "OTHER": 1})
+    assert program(HERE, "simple.cu", {"OTHER": 1, "FACTOR": 2}) is found
+    assert program(HERE, "simple.cu", {"FACTOR": 3, "OTHER": 1}) is not found
+    assert program(HERE, "simple.cu", {"FACTOR": 2, "OTHER": 1}, ["-lineinfo"]) is not found
     assert repr(found) == "tests.cuda_support/simple.cu FACTOR=2 OTHER=1"
 
 

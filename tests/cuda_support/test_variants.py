@@ -10,8 +10,8 @@ import pytest
 from ncgru._cuda import ARCHITECTURES, Resources, Variant, program
 from ncgru._cuda.variants import Measured, measure, packages, variants
 
-SIMPLE = program("tests.cuda_support", "simple.cu", FACTOR=2)
-STARVED = program("tests.cuda_support", "simple.cu", FACTOR=2, options=["--maxrregcount=24"])
+SIMPLE = program("tests.cuda_support", "simple.cu", {"FACTOR": 2})
+STARVED = program("tests.cuda_support", "simple.cu", {"FACTOR": 2}, ["--maxrregcount=24"])
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
