@@ -37,12 +37,12 @@ class Program:
         self.options = tuple(options)
         self._lock = threading.Lock()
         self._cubins: dict[str, Cubin] = {}
-        self._modules: dict[int, tuple[driver.Module, Cubin]] = {}
+        self._modules: dict[int, driver.Module] = {}
         self._kernels: dict[tuple[str, int], Kernel] = {}
 
     def __repr__(self) -> str:
-        macros = " ".join(f"{name}={value}" for name, value in self.defines.items())
-        return f"{self.package}/{self.entry} {macros}".rstrip()
+        macros = [f"{name}={value}" for name, value in self.defines.items()]
+        return " ".join([f"{self.package}/{self.entry}", *macros, *self.options])
 
     def kernel(self, name: str, index: int) -> Kernel:
         """The kernel of this name on device `index`; compiles and loads the program at first use.
@@ -63,13 +63,22 @@ class Program:
     def _load(self, name: str, index: int) -> Kernel:
         with self._lock:
             if (name, index) not in self._kernels:
-                if index not in self._modules:
-                    driver.load()  # first, because its absence is the clearest thing to say
-                    cubin = self._compiled(_architecture(index))
-                    self._modules[index] = driver.Module(driver.context(index), cubin.image, repr(self)), cubin
-                module, cubin = self._modules[index]
-                self._kernels[name, index] = Kernel(module, name, cubin.parameters(name))
+                driver.load()  # first, because its absence is the clearest thing to say
+                cubin = self._compiled(_architecture(index))
+                try:
+                    self._kernels[name, index] = self._made(name, index, cubin)
+                except torch.cuda.OutOfMemoryError:
+                    if torch.cuda.is_current_stream_capturing():
+                        raise
+                    # Code takes memory from the driver, of which PyTorch may hold all that it has freed.
+                    torch.cuda.empty_cache()
+                    self._kernels[name, index] = self._made(name, index, cubin)
             return self._kernels[name, index]
+
+    def _made(self, name: str, index: int, cubin: Cubin) -> Kernel:
+        if index not in self._modules:
+            self._modules[index] = driver.Module(driver.context(index), cubin.image, repr(self))
+        return Kernel(self._modules[index], name, cubin.parameters(name))
 
     def _compiled(self, architecture: str) -> Cubin:
         if architecture not in self._cubins:
@@ -112,6 +121,7 @@ def read_sources(package: str, entry: str) -> dict[str, str]:
     }
 
 
+@functools.cache
 def why_unavailable(index: int) -> str | None:
     """What keeps kernels from running on device `index`, or None if nothing does."""
     if torch.version.hip:
@@ -141,6 +151,7 @@ def diagnose() -> dict[str, object]:
     return report
 
 
+@functools.cache
 def _architecture(index: int) -> str:
     return nvrtc.load().architecture_for(*torch.cuda.get_device_capability(index))
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ncgru import _cuda
-from ncgru._cuda import Cubin, DriverUnavailableError, NvrtcUnavailableError, Program, kernels, nvrtc, program
+from ncgru._cuda import Cubin, DriverUnavailableError, NvrtcUnavailableError, Program, driver, kernels, nvrtc, program
 from ncgru._cuda.cache import Cache
+from tests.cuda_support.fake_driver import OUT_OF_MEMORY, FakeDriver
 
 HERE = "tests.cuda_support"
 
@@ -160,3 +161,36 @@ def test_importing_loads_no_library() -> None:
         [sys.executable, "-W", "error", "-c", QUIET_IMPORT], capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def on_a_full_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """A driver whose device has no memory left for code."""
+    library = FakeDriver(fails={"cuModuleLoadData": OUT_OF_MEMORY})
+    context = driver.Context(driver.Driver(library), 0)
+    monkeypatch.setattr(driver, "load", lambda: context.driver)
+    monkeypatch.setattr(driver, "context", lambda index: context)
+    monkeypatch.setattr(kernels, "_architecture", lambda index: "sm_90")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return library
+
+
+def test_memory_that_pytorch_does_not_use_is_given_to_the_code(
+    on_a_full_gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", on_a_full_gpu.fails.clear)
+    shared = fresh()
+    assert shared.kernel("scale", 0) is shared.kernel("scale", 0)
+    assert shared.kernel("spin", 0) is not shared.kernel("scale", 0)
+    assert on_a_full_gpu.called.count("cuModuleLoadData") == 2
+
+
+def test_where_there_is_no_memory_pytorchs_error_says_so_and_a_later_try_may_succeed(
+    on_a_full_gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    shared = fresh()
+    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"simple\.cu FACTOR=2 cannot be loaded on cuda:0"):
+        shared.kernel("scale", 0)
+    on_a_full_gpu.fails.clear()
+    assert shared.kernel("scale", 0).name == "scale"

@@ -7,11 +7,9 @@ import sys
 
 import pytest
 
-from ncgru._cuda import ARCHITECTURES, Resources, Variant, program
+from ncgru._cuda import ARCHITECTURES, Resources, Variant
 from ncgru._cuda.variants import Measured, measure, packages, variants
-
-SIMPLE = program("tests.cuda_support", "simple.cu", {"FACTOR": 2})
-STARVED = program("tests.cuda_support", "simple.cu", {"FACTOR": 2}, ["--maxrregcount=24"])
+from tests.cuda_support.variants import SIMPLE, STARVED
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -29,7 +27,7 @@ def test_measures_every_kernel_of_every_variant() -> None:
     assert len(measured) == len({one[:3] for one in measured}) == 2 * 2 * 5
     complaints = [one.complaint() for one in measured if one.complaint()]
     assert len(complaints) == 2
-    assert "hungry of tests.cuda_support/simple.cu FACTOR=2 takes" in str(complaints[0])
+    assert "hungry of tests.cuda_support/simple.cu FACTOR=2 --maxrregcount=24 takes" in str(complaints[0])
 
 
 def test_a_bound_may_be_used_up_but_not_exceeded() -> None:
@@ -42,8 +40,11 @@ def test_a_bound_may_be_used_up_but_not_exceeded() -> None:
     )
 
 
-def test_the_command_compiles_nothing_for_a_package_without_variants() -> None:
-    command = [sys.executable, "-m", "ncgru._cuda", "tests.cuda_support"]
+def test_the_command_reports_every_kernel_and_fails_for_those_beyond_their_bounds() -> None:
+    command = [sys.executable, "-m", "ncgru._cuda", "tests.cuda_support", "--architecture", "sm_90"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
-    assert done.returncode != 0
-    assert "tests.cuda_support.variants" in done.stderr
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert len([line for line in lines if "  sm_90 " in line]) == 2 * 5
+    assert "2 programs; 1 kernels beyond their bounds" in lines
+    assert lines[-1].startswith("hungry of tests.cuda_support/simple.cu")
