@@ -28,7 +28,7 @@ def test_device_functions_are_the_kernels_own() -> None:
     emulated = functions((Path(__file__).parent / "device.cuh").read_text())
     for path in Path(ncgru.__file__).parent.glob("*/cuda/device.cuh"):
         real = functions(path.read_text())
-        assert len(real) >= 10
+        assert real
         assert real - emulated == set()
 
 

@@ -1,0 +1,71 @@
+// Numbers of the recurrence: how they are stored, rounded and activated.
+//
+// Set by the compiler's options: STORAGE, RESET, PHI (see below).
+#pragma once
+
+#include "device.cuh"
+
+#define FLOAT32 0
+#define BFLOAT16 1
+#define FLOAT16 2
+
+#define BEFORE 0
+#define AFTER 1
+#define NONE 2
+
+#define MODRELU 0
+#define TANH 1
+#define RELU 2
+
+typedef long long index_t;
+
+// The dtype of `projected`, of the saved gates and of the gradient of `projected`.
+#if STORAGE == FLOAT32
+typedef float stored;
+__device__ __forceinline__ float load(const stored* x) { return *x; }
+__device__ __forceinline__ stored store(float x) { return x; }
+#elif STORAGE == BFLOAT16
+typedef unsigned short stored;
+__device__ __forceinline__ float load(const stored* x) { return __uint_as_float(static_cast<unsigned>(*x) << 16); }
+__device__ __forceinline__ stored store(float x) { return to_bfloat16(x); }
+#else
+typedef unsigned short stored;
+__device__ __forceinline__ float load(const stored* x) { return from_float16(*x); }
+__device__ __forceinline__ stored store(float x) { return to_float16(x); }
+#endif
+
+// An operand of a product as the product sees it: 16-bit storage rounds it, float32 does not.
+__device__ __forceinline__ float as_operand(float x) {
+#if STORAGE == FLOAT32
+    return x;
+#else
+    stored y = store(x);
+    return load(&y);
+#endif
+}
+
+__device__ __forceinline__ float logistic(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+
+// phi(z); NaN stays NaN.
+__device__ __forceinline__ float activate(float z, float threshold) {
+#if PHI == TANH
+    return tanhf(z);
+#elif PHI == RELU
+    return z <= 0.0f ? 0.0f : z;
+#else
+    float size = fabsf(z) + threshold;
+    float kept = size <= 0.0f ? 0.0f : size;
+    return z == 0.0f ? 0.0f : copysignf(kept, z);
+#endif
+}
+
+// phi'(z), from c = phi(z).
+__device__ __forceinline__ float slope(float c) {
+#if PHI == TANH
+    return 1.0f - c * c;
+#else
+    return c == 0.0f ? 0.0f : 1.0f;
+#endif
+}
+
+__device__ __forceinline__ float sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : 0.0f); }

@@ -1,0 +1,440 @@
+// The recurrence where one block holds the matrices in its registers: forward and backward, exact float32.
+//
+// A block runs ROWS rows of the batch (of one direction) through all time steps. A group of LANES neighbouring lanes
+// owns UNITS hidden units in all gates; each lane holds COLUMNS columns of their matrix rows, and the vector that the
+// matrices act on lies in shared memory. So a product is
+//
+//   1. each lane's part of each dot product, from registers;
+//   2. a transposing reduction over the group: lanes exchange halves of what they hold, until each holds one sum.
+//
+// A lane's place in its group then says which sum it holds (its `Role`): the high bits the unit, the next the row of
+// the batch. Lanes that differ in the remaining bits hold the same, and do the same with it; the first of them writes.
+//
+// What bounds a step is, beside the products' instructions, the shared memory's port: a lane takes COLUMNS numbers for
+// each vector, which makes COLUMNS cycles a warp, and one cycle for each shuffle. More UNITS for a lane means fewer
+// numbers read and more shuffles; more registers for each thread (fewer threads) means fewer of both.
+//
+// reset="before" has two products a step that depend on each other, so two barriers. Forward, the product for u is
+// needed late, and backward W_u^T dL/dz_u early: both stand where they fill the time in which a lane waits for
+// shuffles. The other two resets have one product; two rooms for its vector take turns, so one barrier will do.
+//
+// Values of the next step are read as soon as those of this one are used up, and were brought into the second-level
+// cache AHEAD steps before.
+//
+// Set by the compiler's options: HIDDEN, LANES, UNITS, STORAGE, RESET, PHI.
+//
+// Shapes: D directions, the second one (or the only one, if `reverse`) from the last step to the first; G gates:
+// r, u, c or c alone.
+
+#include "numbers.cuh"
+
+#define GATES (RESET == NONE ? 1 : 3)
+#define COLUMNS ((HIDDEN + LANES - 1) / LANES)
+#define WIDTH (COLUMNS * LANES)
+#define GROUPS ((HIDDEN + UNITS - 1) / UNITS)
+#define THREADS ((GROUPS * LANES + 31) / 32 * 32)
+#define AHEAD 6
+
+static_assert(LANES >= 4 && LANES <= 32, "vectors are read in fours, and a group lies in one warp");
+
+constexpr int log2_of(int x) { return x == 1 ? 0 : 1 + log2_of(x / 2); }
+
+template <int ROWS>
+struct Role {
+    static_assert(UNITS * ROWS <= LANES, "each lane of a group ends with one sum");
+    static constexpr int unit_shift = log2_of(LANES) - log2_of(UNITS);
+    static constexpr int row_shift = unit_shift - log2_of(ROWS);
+    int unit;    // of all hidden units
+    int row;     // of the block's rows
+    bool first;  // of the lanes that hold the same
+
+    __device__ Role() {
+        int lane = threadIdx.x % LANES;
+        unit = threadIdx.x / LANES * UNITS + (lane >> unit_shift);
+        row = (lane >> row_shift) % ROWS;
+        first = lane % (1 << row_shift) == 0;
+    }
+};
+
+// ------------------------------------------------------------------------------------------------------- a product
+
+// Which column is a lane's k-th: fours of neighbours, then two, then one, so that a lane reads wide words and the
+// lanes of a group read neighbouring ones.
+__device__ __forceinline__ int column_of(int k) {
+    int lane = threadIdx.x % LANES, fours = COLUMNS / 4 * 4, pairs = COLUMNS / 2 * 2;
+    if (k < fours) return k / 4 * 4 * LANES + 4 * lane + k % 4;
+    if (k < pairs) return fours * LANES + 2 * lane + k % 2;
+    return pairs * LANES + lane;
+}
+
+// A lane's share of its units' matrix rows; `matrix` [HIDDEN, HIDDEN] row-major.
+__device__ __forceinline__ void load_share(float (&share)[UNITS][COLUMNS], const float* matrix) {
+    int first = threadIdx.x / LANES * UNITS;
+#pragma unroll
+    for (int unit = 0; unit < UNITS; ++unit)
+#pragma unroll
+        for (int k = 0; k < COLUMNS; ++k) {
+            int column = column_of(k);
+            bool there = first + unit < HIDDEN && column < HIDDEN;
+            share[unit][k] = there ? as_operand(matrix[(first + unit) * HIDDEN + column]) : 0.0f;
+        }
+}
+
+// A lane's numbers of a vector of WIDTH in shared memory.
+__device__ __forceinline__ void read_vector(float (&x)[COLUMNS], const float* vector) {
+#pragma unroll
+    for (int k = 0; k + 3 < COLUMNS; k += 4) {
+        float4 four = *reinterpret_cast<const float4*>(vector + column_of(k));
+        x[k] = four.x;
+        x[k + 1] = four.y;
+        x[k + 2] = four.z;
+        x[k + 3] = four.w;
+    }
+    if constexpr (COLUMNS / 2 % 2 == 1) {
+        constexpr int k = COLUMNS / 4 * 4;
+        float2 two = *reinterpret_cast<const float2*>(vector + column_of(k));
+        x[k] = two.x;
+        x[k + 1] = two.y;
+    }
+    if constexpr (COLUMNS % 2 == 1) x[COLUMNS - 1] = vector[column_of(COLUMNS - 1)];
+}
+
+template <int ROWS>
+struct Vectors {
+    float of_row[ROWS][COLUMNS];
+
+    __device__ __forceinline__ explicit Vectors(const float* vectors) {
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) read_vector(of_row[row], vectors + row * WIDTH);
+    }
+};
+
+// sums[unit*ROWS + row] += a lane's part of matrix row `unit` times vector `row`.
+template <int ROWS>
+__device__ __forceinline__ void multiply(
+    float (&sums)[UNITS * ROWS], const float (&share)[UNITS][COLUMNS], const Vectors<ROWS>& x) {
+#pragma unroll
+    for (int k = 0; k < COLUMNS; ++k)
+#pragma unroll
+        for (int unit = 0; unit < UNITS; ++unit)
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row)
+                sums[unit * ROWS + row] = fmaf(share[unit][k], x.of_row[row][k], sums[unit * ROWS + row]);
+}
+
+// The sum over the group of the one of the `COUNT` values that this lane's place stands for.
+template <int COUNT, int MASK = LANES / 2>
+__device__ __forceinline__ float reduce(float (&values)[COUNT]) {
+    if constexpr (MASK == 0) {
+        return values[0];
+    } else if constexpr (COUNT == 1) {
+        values[0] += shuffle_xor(values[0], MASK);
+        return reduce<1, MASK / 2>(values);
+    } else {
+        float half[COUNT / 2];
+        bool upper = threadIdx.x & MASK;
+#pragma unroll
+        for (int i = 0; i < COUNT / 2; ++i) {
+            float kept = upper ? values[i + COUNT / 2] : values[i];
+            float sent = upper ? values[i] : values[i + COUNT / 2];
+            half[i] = kept + shuffle_xor(sent, MASK);
+        }
+        return reduce<COUNT / 2, MASK / 2>(half);
+    }
+}
+
+template <int ROWS>
+__device__ __forceinline__ float product(const float (&share)[UNITS][COLUMNS], const Vectors<ROWS>& x) {
+    float sums[UNITS * ROWS] = {};
+    multiply(sums, share, x);
+    return reduce(sums);
+}
+
+// ------------------------------------------------------------------------------------------------------ a sequence
+
+// Where a lane finds its unit and row in the arrays, and at which steps they are alive.
+struct Place {
+    bool real;           // unit and row exist
+    bool backwards;      // time runs from the last step to the first
+    int length;          // the steps before it are alive
+    index_t at_initial;  // in [D, B, H]
+    index_t at_state;    // in [B, D, H]
+    index_t at_gates;    // in [B, D, G, H]
+    index_t step_state, step_gates;  // from one time to the next
+
+    __device__ Place(int unit, index_t row, index_t steps, index_t batch, bool reverse, const index_t* lengths) {
+        index_t direction = blockIdx.y, directions = gridDim.y;
+        real = unit < HIDDEN && row < batch;
+        backwards = directions == 2 ? direction == 1 : reverse;
+        length = static_cast<int>(!real ? 0 : lengths && lengths[row] < steps ? lengths[row] : steps);
+        at_initial = (direction * batch + row) * HIDDEN + unit;
+        at_state = (row * directions + direction) * HIDDEN + unit;
+        at_gates = (row * directions + direction) * GATES * HIDDEN + unit;
+        step_state = batch * directions * HIDDEN;
+        step_gates = step_state * GATES;
+    }
+
+    __device__ __forceinline__ bool alive(int t) const {
+        return static_cast<unsigned>(t) < static_cast<unsigned>(length);
+    }
+};
+
+// One thread's part in bringing the block's rows of some arrays [T, B, D, n] into the second-level cache: each thread
+// asks for one sector a step.
+struct Ahead {
+    static constexpr int sector = 32;
+    const char* at = nullptr;
+    index_t stride = 0;
+    int free_threads = 0;  // threads before the one that takes the next sector
+
+    // `n` numbers a row; the first sector is that of step `t`, the following those of steps `forth` on from it.
+    template <int ROWS, class T>
+    __device__ __forceinline__ void add(const T* array, int n, index_t batch, int t, int forth) {
+        constexpr int bytes = sizeof(T);
+        int sectors = (n * bytes + sector - 1) / sector + 1, mine = static_cast<int>(threadIdx.x) - free_threads;
+        index_t row = static_cast<index_t>(blockIdx.x) * ROWS + mine / sectors, directions = gridDim.y;
+        free_threads += ROWS * sectors;
+        if (mine < 0 || mine >= ROWS * sectors || row >= batch) return;
+        int within = mine % sectors * sector;
+        index_t start = ((t * batch + row) * directions + blockIdx.y) * n * bytes;
+        at = reinterpret_cast<const char*>(array) + start + (within < n * bytes ? within : n * bytes - 1);
+        stride = forth * batch * directions * n * bytes;
+    }
+
+    __device__ __forceinline__ void step(bool there) {
+        if (there && at) prefetch(at);
+        at = at ? at + stride : at;
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------- forward
+
+template <int ROWS>
+__device__ __forceinline__ void forward(
+    const stored* __restrict__ projected, const float* __restrict__ initial, const float* __restrict__ weight,
+    const float* __restrict__ threshold, const index_t* __restrict__ lengths, float* __restrict__ hidden,
+    stored* __restrict__ gates, index_t steps, index_t batch, index_t reverse) {
+    __shared__ __align__(16) float room[2][ROWS * WIDTH];  // "before": h and r*h; otherwise h, in turns
+    Role<ROWS> role;
+    index_t row = static_cast<index_t>(blockIdx.x) * ROWS + role.row;
+    Place place(role.unit, row, steps, batch, reverse, lengths);
+    const bool writer = place.real && role.first;
+    const int mine = role.row * WIDTH + role.unit;
+
+    float share[GATES][UNITS][COLUMNS];
+#pragma unroll
+    for (int gate = 0; gate < GATES; ++gate)
+        load_share(share[gate], weight + (static_cast<index_t>(blockIdx.y) * GATES + gate) * HIDDEN * HIDDEN);
+    for (int i = threadIdx.x; i < 2 * ROWS * WIDTH; i += THREADS) room[i / (ROWS * WIDTH)][i % (ROWS * WIDTH)] = 0.0f;
+    __syncthreads();
+    float h = place.real ? initial[place.at_initial] : 0.0f;
+    const float bias = place.real && threshold ? threshold[blockIdx.y * HIDDEN + role.unit] : 0.0f;
+    if (writer) room[0][mine] = as_operand(h);
+    __syncthreads();
+
+    const int forth = place.backwards ? -1 : 1;
+    int t = place.backwards ? static_cast<int>(steps) - 1 : 0;
+    const stored* read = projected + t * place.step_gates + place.at_gates;
+    stored* kept = gates + t * place.step_gates + place.at_gates;
+    float* shown = hidden + t * place.step_state + place.at_state;
+    const index_t stride_gates = forth * place.step_gates, stride_state = forth * place.step_state;
+    // p of a step, 0 where the row is over: padding may hold anything, NaN included.
+    auto read_gate = [&](int gate, bool alive) { return alive ? load(read + gate * HIDDEN) : 0.0f; };
+    bool alive = place.alive(t);
+    float p_r = RESET == NONE ? 0.0f : read_gate(0, alive);
+    float p_u = RESET == NONE ? 0.0f : read_gate(GATES - 2, alive);
+    float p_c = read_gate(GATES - 1, alive);
+    Ahead ahead;
+    ahead.add<ROWS>(projected, GATES * HIDDEN, batch, t + forth * AHEAD, forth);
+
+    for (int left = static_cast<int>(steps); left > 0; --left) {
+        const bool over = !alive;
+        ahead.step(left > AHEAD);
+        t += forth;
+        read += stride_gates;
+        alive = place.alive(t);
+        // Two products a step leave room 0 free for the next state; one product reads it still.
+        const int turn = RESET == BEFORE ? 0 : (steps - left) % 2;
+        float r = 1.0f, u = 1.0f, z;
+        Vectors<ROWS> states(room[turn]);
+        if constexpr (RESET == NONE) {
+            z = p_c + product<ROWS>(share[0], states);
+        } else {
+            r = logistic(p_r + product<ROWS>(share[0], states));
+            p_r = read_gate(0, alive);
+            if constexpr (RESET == BEFORE) {
+                if (writer) room[1][mine] = as_operand(r * h);
+            }
+            u = logistic(p_u + product<ROWS>(share[GATES - 2], states));
+            p_u = read_gate(GATES - 2, alive);
+            if constexpr (RESET == BEFORE) {
+                __syncthreads();
+                z = p_c + product<ROWS>(share[GATES - 1], Vectors<ROWS>(room[1]));
+            } else {
+                z = p_c + r * product<ROWS>(share[GATES - 1], states);
+            }
+        }
+        p_c = read_gate(GATES - 1, alive);
+        const float c = activate(z, bias);
+        u = over ? 0.0f : u;
+        h = over ? h : (RESET == NONE ? c : h + u * (c - h));
+        if (writer) {
+            room[RESET == BEFORE ? 0 : 1 - turn][mine] = as_operand(h);
+            *shown = h;
+            if constexpr (RESET != NONE) kept[0] = store(r);
+            if constexpr (RESET != NONE) kept[HIDDEN] = store(u);
+            kept[(GATES - 1) * HIDDEN] = store(c);
+        }
+        shown += stride_state;
+        kept += stride_gates;
+        __syncthreads();
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------- backward
+
+// What a step saved, and the gradient that arrives at it.
+struct Saved {
+    float grad, r, u, c, before, product;
+};
+
+// `weight` holds the transposed matrices here: [D, G, H, H] with rows that belong to the units of the state.
+// `products` [T, B, D, H] is W_c h, for reset="after" alone. `operands` [T, B, D, 2, H] is filled with the second
+// factors of the weights' gradients: the state before the step, and r*h ("before") or dL/d(W_c h) ("after").
+template <int ROWS>
+__device__ __forceinline__ void backward(
+    const float* __restrict__ grad_hidden, const float* __restrict__ initial, const float* __restrict__ weight,
+    const index_t* __restrict__ lengths, const float* __restrict__ hidden, const stored* __restrict__ gates,
+    const float* __restrict__ products, stored* __restrict__ d_projected, stored* __restrict__ operands,
+    float* __restrict__ d_initial, float* __restrict__ d_threshold, index_t steps, index_t batch, index_t reverse) {
+    constexpr int ROOM = ROWS * WIDTH;
+    // "before": dL/dz of c, u and r; "after": of r, u and dL/d(W_c h), in turns; "none": of c, in turns.
+    __shared__ __align__(16) float room[RESET == AFTER ? 6 : RESET == BEFORE ? 3 : 2][ROOM];
+    constexpr int ROOMS = sizeof(room) / sizeof(room[0]);
+    Role<ROWS> role;
+    index_t row = static_cast<index_t>(blockIdx.x) * ROWS + role.row;
+    Place place(role.unit, row, steps, batch, reverse, lengths);
+    const bool writer = place.real && role.first;
+    const int mine = role.row * WIDTH + role.unit;
+
+    float share[GATES][UNITS][COLUMNS];
+#pragma unroll
+    for (int gate = 0; gate < GATES; ++gate)
+        load_share(share[gate], weight + (static_cast<index_t>(blockIdx.y) * GATES + gate) * HIDDEN * HIDDEN);
+    for (int i = threadIdx.x; i < ROOMS * ROOM; i += THREADS) room[i / ROOM][i % ROOM] = 0.0f;
+    __syncthreads();
+
+    const int forth = place.backwards ? 1 : -1;  // from a step to the one that was before it
+    int t = place.backwards ? 0 : static_cast<int>(steps) - 1;
+    const index_t stride_gates = forth * place.step_gates, stride_state = forth * place.step_state;
+    index_t at_gates = t * place.step_gates + place.at_gates, at_state = t * place.step_state + place.at_state;
+    // The step at `at_gates` and `at_state`; `first` says that it was the first of all.
+    auto read_saved = [&](bool first) {
+        Saved x = {};
+        if (place.real) {
+            x.grad = grad_hidden[at_state];
+            x.c = load(gates + at_gates + (GATES - 1) * HIDDEN);
+            if constexpr (RESET != NONE) x.r = load(gates + at_gates);
+            if constexpr (RESET != NONE) x.u = load(gates + at_gates + HIDDEN);
+            if constexpr (RESET == AFTER) x.product = products[at_state];
+            x.before = first ? initial[place.at_initial] : hidden[at_state + stride_state];
+        }
+        return x;
+    };
+    Ahead ahead;
+    ahead.add<ROWS>(gates, GATES * HIDDEN, batch, t + forth * AHEAD, forth);
+    ahead.add<ROWS>(grad_hidden, HIDDEN, batch, t + forth * AHEAD, forth);
+    ahead.add<ROWS>(hidden, HIDDEN, batch, t + forth * AHEAD, forth);
+    if constexpr (RESET == AFTER) ahead.add<ROWS>(products, HIDDEN, batch, t + forth * AHEAD, forth);
+
+    Saved x = read_saved(steps == 1);
+    float e = 0.0f, to_threshold = 0.0f;
+    for (int left = static_cast<int>(steps); left > 0; --left) {
+        const bool over = !place.alive(t);
+        ahead.step(left > AHEAD);
+        stored* gradient = d_projected + at_gates;
+        stored* factors = operands + 2 * at_state - role.unit;
+        t += forth;
+        at_gates += stride_gates;
+        at_state += stride_state;
+        e += x.grad;
+        const int turn = (steps - left) % 2;
+        const float before = x.before;
+        float d_c, d_u = 0.0f, d_r = 0.0f, second = 0.0f;
+        if constexpr (RESET == NONE) {
+            d_c = over ? 0.0f : e * slope(x.c);
+            to_threshold += sign(x.c) * d_c;
+            if (writer) room[turn][mine] = as_operand(d_c);
+            if (left > 1) x = read_saved(left == 2);
+            __syncthreads();
+            e = (over ? e : 0.0f) + product<ROWS>(share[0], Vectors<ROWS>(room[turn]));
+        } else {
+            d_c = e * x.u * slope(x.c);
+            d_u = e * (x.c - before) * x.u * (1.0f - x.u);
+            to_threshold += sign(x.c) * d_c;
+            const float carried = e * (1.0f - x.u), r = x.r, closing = r * (1.0f - r);
+            float sums[UNITS * ROWS] = {};
+            if constexpr (RESET == BEFORE) {
+                if (writer) room[0][mine] = as_operand(d_c);
+                if (writer) room[1][mine] = as_operand(d_u);
+                if (left > 1) x = read_saved(left == 2);
+                __syncthreads();
+                const float d_gated = product<ROWS>(share[GATES - 1], Vectors<ROWS>(room[0]));
+                d_r = d_gated * before * closing;
+                if (writer) room[GATES - 1][mine] = as_operand(d_r);
+                multiply<ROWS>(sums, share[GATES - 2], Vectors<ROWS>(room[1]));
+                __syncthreads();
+                multiply<ROWS>(sums, share[0], Vectors<ROWS>(room[GATES - 1]));
+                second = r * before;
+                e = carried + d_gated * r + reduce(sums);
+            } else {
+                second = d_c * r;
+                d_r = d_c * x.product * closing;
+                float* shown = room[turn * GATES];
+                if (writer) shown[mine] = as_operand(d_r);
+                if (writer) shown[ROOM + mine] = as_operand(d_u);
+                if (writer) shown[2 * ROOM + mine] = as_operand(second);
+                if (left > 1) x = read_saved(left == 2);
+                __syncthreads();
+#pragma unroll
+                for (int gate = 0; gate < GATES; ++gate)
+                    multiply<ROWS>(sums, share[gate], Vectors<ROWS>(shown + gate * ROOM));
+                e = carried + reduce(sums);
+            }
+        }
+        if (writer) {
+            gradient[(GATES - 1) * HIDDEN] = store(d_c);
+            if constexpr (RESET != NONE) gradient[0] = store(d_r);
+            if constexpr (RESET != NONE) gradient[HIDDEN] = store(d_u);
+            factors[0] = store(before);
+            if constexpr (RESET != NONE) factors[HIDDEN] = store(second);
+        }
+    }
+    if (writer) {
+        d_initial[place.at_initial] = e;
+        d_threshold[place.at_state] = to_threshold;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------- kernels
+
+#define FORWARD(ROWS)                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS) small_forward_##ROWS(                                        \
+        const stored* projected, const float* initial, const float* weight, const float* threshold,                    \
+        const index_t* lengths, float* hidden, stored* gates, index_t steps, index_t batch, index_t reverse) {         \
+        forward<ROWS>(projected, initial, weight, threshold, lengths, hidden, gates, steps, batch, reverse);           \
+    }
+
+#define BACKWARD(ROWS)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) small_backward_##ROWS(                                       \
+        const float* grad_hidden, const float* initial, const float* weight, const index_t* lengths,                   \
+        const float* hidden, const stored* gates, const float* products, stored* d_projected, stored* operands,        \
+        float* d_initial, float* d_threshold, index_t steps, index_t batch, index_t reverse) {                         \
+        backward<ROWS>(grad_hidden, initial, weight, lengths, hidden, gates, products, d_projected, operands,          \
+                       d_initial, d_threshold, steps, batch, reverse);                                                 \
+    }
+
+FORWARD(1)
+FORWARD(2)
+BACKWARD(1)
+BACKWARD(2)
