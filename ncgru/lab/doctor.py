@@ -1,4 +1,4 @@
-"""What this machine can run: backends and why, devices, packages, data."""
+"""What this machine can run: backends and why, devices, compiler of the GPU kernels, packages, data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ncgru import BackendUnavailableError, available_backends, resolve_backend
+from ncgru import BackendUnavailableError, _cuda, available_backends, resolve_backend
 from ncgru.lab.provenance import provenance
 from ncgru.lab.tasks.penn import find_penn
 from ncgru.recurrence.dispatch import BACKENDS
@@ -24,6 +24,7 @@ def examine() -> dict[str, Any]:
         "machine": provenance(),
         "devices": {device: _backends(device) for device in devices},
         "available_backends": list(available_backends()),
+        "gpu_kernels": _cuda.diagnose(),
         "packages": {name: _version(name) for name in PACKAGES},
         "penn_treebank": _penn(),
     }

@@ -34,7 +34,7 @@ def ncgru(*args: str, cwd: Path, code: int = 0) -> str:
 def test_help_shows_examples(tmp_path: Path) -> None:
     assert "compare parenthesis-100 --models nc-gru-c,gru,lstm --quick" in ncgru("--help", cwd=tmp_path)
     for command in ("list", "train", "compare", "report", "doctor"):
-        assert f"ncgru {command}" in ncgru(command, "--help", cwd=tmp_path)
+        assert f"\n  ncgru {command}" in ncgru(command, "--help", cwd=tmp_path), "a line of its own"
 
 
 def test_list_as_table_and_json(tmp_path: Path) -> None:
@@ -50,6 +50,7 @@ def test_doctor_says_which_backend_and_why(tmp_path: Path) -> None:
     assert "backend on cpu" in ncgru("doctor", cwd=tmp_path)
     found = json.loads(ncgru("doctor", "--json", cwd=tmp_path))
     assert found["devices"]["cpu"]["auto"] == "reference"
+    assert found["gpu_kernels"]["nvrtc"]["problem"] is None
     assert found["penn_treebank"]["problem"]
 
 
@@ -110,10 +111,12 @@ WRONG = [
     (["train", "adding-200/gru", "--device", "tpu"], "device must be cpu, cuda"),
     (["train", "adding-200/gru", "--out", "file"], "file"),
     (["train", "adding-200/gru", "--seeds", "2", "--seed", "1"], "must not be given together"),
+    (["train", "adding-200/gru", "--seed", "-1"], "--seed"),
     (["train", "adding-200/gru", "--engine", "rai"], "did you mean 'ray'"),
     (["compare", "adding-200", "--models", ","], "models must name at least one"),
     (["list", "ading-200"], "did you mean 'adding-200'"),
     (["report", "nowhere"], "nowhere"),
+    (["report", "file"], "there are none in file"),
 ]
 
 
@@ -129,8 +132,30 @@ def test_bad_input_is_one_screen_exit_code_2_and_nothing_half_written(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    assert "Traceback" in ncgru("--debug", "train", "nothing", cwd=tmp_path, code=1)
+@pytest.mark.parametrize("args", [("--debug", "train", "nothing"), ("train", "nothing", "--debug")])
+def test_debug_shows_the_traceback(args: tuple[str, ...], tmp_path: Path) -> None:
+    assert "Traceback" in ncgru(*args, cwd=tmp_path, code=1)
+
+
+def test_a_text_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 80)
+    settings = [
+        "text=my.txt",
+        "steps=4",
+        "eval_every=2",
+        "batch_size=2",
+        "eval_batch_size=1",
+        "bptt=9",
+        "hidden_size=6",
+    ]
+    arguments = [part for setting in [*settings, "embedding=6", "negatives=2"] for part in ("--set", setting)]
+    assert "finished" in ncgru("train", "text-char/nc-gru-c", *arguments, cwd=tmp_path)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    for name, message in {"empty.txt": "is empty", "latin.txt": "must be UTF-8", "no.txt": "does not exist"}.items():
+        shown = ncgru("train", "text-word/gru", "--set", f"text={name}", cwd=tmp_path, code=2)
+        assert message in shown
+    assert not (tmp_path / "runs/text-word").exists()
 
 
 def test_missing_treebank_says_where_it_was_looked_for(tmp_path: Path) -> None:
