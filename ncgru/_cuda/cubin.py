@@ -57,24 +57,24 @@ class Cubin:
 
 
 def _reported(log: str) -> Iterator[tuple[str, Resources]]:
-    """Kernels and resources in the assembler's verbose output: a paragraph a kernel, headed by its name."""
+    """Kernels and resources in the assembler's verbose output: a part each, the functions that it calls included."""
     _, *parts = re.split(r"Compiling entry function '(\w+)'", log)
     for name, text in zip(parts[::2], parts[1::2], strict=True):
-
-        def number(pattern: str, text: str = text) -> int:
-            found = re.search(pattern, text)
-            return int(found[1]) if found else 0
-
         yield (
             name,
             Resources(
-                registers=number(r"Used (\d+) registers"),
-                local_bytes=number(r"(\d+) bytes stack frame"),
-                spill_stores=number(r"(\d+) bytes spill stores"),
-                spill_loads=number(r"(\d+) bytes spill loads"),
-                static_shared=number(r"(\d+) bytes smem"),
+                registers=max(_numbers(r"Used (\d+) registers", text), default=0),
+                # The second is there where functions are called, and counts theirs too.
+                local_bytes=max(_numbers(r"(\d+) bytes (?:stack frame|cumulative stack size)", text), default=0),
+                spill_stores=sum(_numbers(r"(\d+) bytes spill stores", text)),
+                spill_loads=sum(_numbers(r"(\d+) bytes spill loads", text)),
+                static_shared=sum(_numbers(r"(\d+) bytes smem", text)),
             ),
         )
+
+
+def _numbers(pattern: str, text: str) -> list[int]:
+    return [int(found) for found in re.findall(pattern, text)]
 
 
 def _sections(image: bytes) -> Iterator[tuple[str, bytes]]:

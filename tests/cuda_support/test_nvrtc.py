@@ -45,6 +45,15 @@ def test_reports_spills_and_static_shared_memory() -> None:
     assert shared.resources()["s"].static_shared == 400
 
 
+def test_spills_of_called_functions_count() -> None:
+    body = "float v[64]; for (int i = 0; i < 64; ++i) v[i] = x[i * 32]; __syncthreads();"
+    body += "for (int i = 0; i < 64; ++i) x[i * 32] = v[63 - i] * v[(i + 5) % 64];"
+    called = "__noinline__ __device__ void work(float* x) {" + body.replace("for", '_Pragma("unroll") for') + "}"
+    kernel = 'extern "C" __global__ void outer(float* x) { work(x + threadIdx.x); work(x + 2 * threadIdx.x); }'
+    used = compiled(called + kernel, "--maxrregcount=24").resources()["outer"]
+    assert min(used.local_bytes, used.spill_stores, used.spill_loads) > 100
+
+
 def test_parameters_may_be_structures_or_missing() -> None:
     cubin = compiled(
         'struct Big { float x[5]; }; extern "C" __global__ void none() {}'
