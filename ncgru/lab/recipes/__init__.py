@@ -62,10 +62,10 @@ def groups() -> dict[str, tuple[str, ...]]:
 
 @functools.cache
 def _registry() -> dict[str, Recipe]:
-    from ncgru.lab.recipes import adding, copying, denoise, parenthesis, penn
+    from ncgru.lab.recipes import adding, copying, denoise, parenthesis, penn, text
 
     known: dict[str, Recipe] = {}
-    for family in (parenthesis, denoise, adding, copying, penn):
+    for family in (parenthesis, denoise, adding, copying, penn, text):
         for recipe in family.recipes():
             assert recipe.name not in known
             known[recipe.name] = recipe

@@ -14,6 +14,7 @@ ALIASES = {
     "hidden_size": "model.hidden_sizes",
     "learning_rate": "optimizer.lr",
     "length": "task.length",
+    "text": "task.train",
 }
 """Names that people try first."""
 

@@ -43,7 +43,9 @@ class Corpus:
 def read_text(path: Path) -> str:
     """The text of a UTF-8 file, else raise: FileNotFoundError if it is not there, ValueError if it is no text."""
     if not path.is_file():
-        raise FileNotFoundError(f"the text file {path} does not exist or is not a file; check the path")
+        raise FileNotFoundError(
+            f"the text file {path} does not exist or is not a file; name yours, for example with --set text=my.txt"
+        )
     return decode(path, path.read_bytes())
 
 

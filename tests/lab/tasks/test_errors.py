@@ -124,7 +124,7 @@ def test_a_text_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_text(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="does not exist or is not a file; check the path"):
+    with pytest.raises(FileNotFoundError, match="does not exist or is not a file; name yours"):
         _ = OwnText(train=str(tmp_path)).corpus
 
 
