@@ -17,7 +17,7 @@ from ncgru.lab.flow import gradient_profile
 from ncgru.lab.journal import Journal, Listener, Result
 from ncgru.lab.models import build_model
 from ncgru.lab.optim import Optimizers
-from ncgru.lab.recipes.recipe import Recipe
+from ncgru.lab.recipes.recipe import Recipe, check_seed
 from ncgru.lab.rundir import RunDirectory
 from ncgru.lab.stopping import StopFlag, stop_on_signals
 
@@ -41,6 +41,7 @@ class Trainer:
     """
 
     def __init__(self, recipe: Recipe, seed: int, *, device: str = "cpu", ranks: Ranks = ALONE) -> None:
+        check_seed("seed", seed)
         self.recipe = recipe
         self.seed = seed
         self.ranks = ranks

@@ -247,7 +247,7 @@ def test_a_wrong_description_is_refused(change: Any, message: str) -> None:
         ({"eval_every": 0}, ValueError, "eval_every must be at least 1"),
         ({"task": "adding"}, TypeError, "task must be a Task"),
         ({"seeds": ()}, ValueError, "seeds must be a tuple"),
-        ({"seeds": (0.5,)}, TypeError, "seeds must be ints"),
+        ({"seeds": (0.5,)}, TypeError, "seeds must be an int"),
         ({"name": ""}, ValueError, "name must be"),
         ({"select": "test", "eval_every": None}, ValueError, "select must be 'train' or a split that is evaluated"),
         ({"task": PennTreebank()}, ValueError, "headline|eval_splits|model.embedding must be a width"),

@@ -17,6 +17,14 @@ HEADLINES = ("train", "valid", "test")
 PRECISIONS = ("float32", "bfloat16")
 
 
+def check_seed(name: str, seed: object) -> None:
+    """Raise unless `seed` can be a run's."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"{name} must be an int, got {seed!r}; pass for example 0")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"{name} must be from 0 to 2**63 - 1, got {seed}; pass for example 0")
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A run, complete but for its seed.
@@ -93,10 +101,7 @@ class Recipe:
         if not isinstance(seeds, tuple) or not seeds or len(set(seeds)) < len(seeds):
             raise ValueError(f"seeds must be a tuple of different numbers, got {seeds!r}; pass for example (0, 1)")
         for seed in seeds:
-            if isinstance(seed, bool) or not isinstance(seed, int):
-                raise TypeError(f"seeds must be ints, got {seed!r}; pass for example (0, 1)")
-            if not 0 <= seed < 2**63:
-                raise ValueError(f"seeds must be from 0 to 2**63 - 1, got {seed}; pass for example (0, 1)")
+            check_seed("seeds", seed)
 
     def _check_headline(self) -> None:
         for split in self.eval_splits:
