@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import platform
+import socket
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,7 @@ from ncgru.lab.trainer import train
 ENGINES = ("local", "ray")
 RETRIES = 5
 """How often Ray starts a run again whose worker was lost; it goes on from its last checkpoint."""
+REACH_SECONDS = 10.0
 
 
 class Job(NamedTuple):
@@ -112,6 +114,8 @@ def _run_on_ray(
     address: str | None,
 ) -> list[Result]:
     ray = _import_ray()
+    if address is not None:
+        _check_reachable(address)
     gpu = torch.device(device).type == "cuda"
     with ExitStack() as stack:
         if not ray.is_initialized():
@@ -169,6 +173,20 @@ def _collect(ray: Any, pending: dict[Any, Job], listener: Listener | None, stop:
     if problem is not None:
         raise problem
     return results
+
+
+def _check_reachable(address: str) -> None:
+    """Raise if nobody answers at `host:port` or `ray://host:port`: Ray itself would try for minutes without a word."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # "auto" and other words of Ray's
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise LabError(
+            f"no Ray cluster answers at {address} ({error}); check the address that `ray start --head` has shown, "
+            "or leave it out to start a cluster on this machine"
+        ) from error
 
 
 def _import_ray() -> Any:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -98,6 +99,24 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(LabError, match=re.escape('pip install "ncgru[ray]"')):
         run_many([small_recipe()], root=tmp_path, engine="ray")
+
+
+def test_a_ray_cluster_that_does_not_answer_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib, "import_module", lambda name: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # but nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for given in (address, f"ray://{address}"):
+            with pytest.raises(LabError, match=rf"no Ray cluster answers at {given} .*check the address"):
+                run_many([small_recipe()], root=tmp_path, engine="ray", address=given)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("seed", "error"), [(-1, ValueError), (2**63, ValueError), (0.5, TypeError)])
+def test_a_seed_that_cannot_be_is_refused(seed: Any, error: type[Exception], tmp_path: Path) -> None:
+    with pytest.raises(error, match="seed must be"):
+        run_many([small_recipe()], (seed,), root=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def ray_program(root: Path, steps: int, *options: str) -> subprocess.Popen[str]:
