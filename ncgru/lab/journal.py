@@ -44,8 +44,8 @@ class Result(NamedTuple):
 class Listener:
     """Someone who watches a run, such as a progress bar; the methods of this one do nothing."""
 
-    def on_start(self, recipe: Recipe, seed: int, step: int, total: int) -> None:
-        """The run begins, or goes on from `step`."""
+    def on_start(self, recipe: Recipe, seed: int, step: int, total: int, best: float | None) -> None:
+        """The run begins, or goes on from `step`, with the best headline of earlier sittings."""
 
     def on_step(self, step: int) -> None:
         """So many steps are made; told a few times a second at most."""
@@ -122,7 +122,7 @@ class Journal:
         """Log that the run begins at `step`, on which device, and what was wrong with later checkpoints."""
         self._saved = step or None
         if self._listener is not None:
-            self._listener.on_start(self.recipe, self.seed, step, self.recipe.steps)
+            self._listener.on_start(self.recipe, self.seed, step, self.recipe.steps, self._headline)
         extra = {"warnings": list(warnings)} if warnings else {}
         self.write("start", step, provenance=self._provenance, device=device, seed=self.seed, **extra)
 

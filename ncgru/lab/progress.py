@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,9 @@ class Several(Listener):
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self.listeners = listeners
 
-    def on_start(self, recipe: Recipe, seed: int, step: int, total: int) -> None:
+    def on_start(self, recipe: Recipe, seed: int, step: int, total: int, best: float | None) -> None:
         for listener in self.listeners:
-            listener.on_start(recipe, seed, step, total)
+            listener.on_start(recipe, seed, step, total, best)
 
     def on_step(self, step: int) -> None:
         for listener in self.listeners:
@@ -45,19 +46,38 @@ class Several(Listener):
             listener.on_end(result)
 
 
-class Bar(Listener):
+class Figures(Listener):
+    """What there is to show of the run at hand: its last training loss, and the best of its headline's series."""
+
+    def __init__(self) -> None:
+        self._headline = "train"
+        self.loss: float | None = None
+        self.best: float | None = None
+
+    def on_start(self, recipe: Recipe, seed: int, step: int, total: int, best: float | None) -> None:
+        self._headline, self.loss, self.best = recipe.headline, None, best
+
+    def on_record(self, record: dict[str, Any]) -> None:
+        if "loss" not in record:
+            return
+        if record["kind"] == "train":
+            self.loss = record["loss"]
+        if record.get("split", record["kind"]) == self._headline:
+            self.best = record["loss"] if self.best is None else min(self.best, record["loss"])
+
+
+class Bar(Figures):
     """A bar for every run, with the last loss, the best, steps a second and the time left."""
 
     def __init__(self, progress: Progress) -> None:
+        super().__init__()
         self.progress = progress
         self._task: TaskID | None = None
-        self._headline = "train"
-        self._best = float("inf")
 
-    def on_start(self, recipe: Recipe, seed: int, step: int, total: int) -> None:
-        self._headline, self._best = recipe.headline, float("inf")
+    def on_start(self, recipe: Recipe, seed: int, step: int, total: int, best: float | None) -> None:
+        super().on_start(recipe, seed, step, total, best)
         self._task = self.progress.add_task(
-            f"{recipe.name} #{seed}", total=total, completed=step, loss="–", best="–", rate="–"
+            f"{recipe.name} #{seed}", total=total, completed=step, loss="–", best=_short(best), rate="–"
         )
 
     def on_step(self, step: int) -> None:
@@ -66,16 +86,12 @@ class Bar(Listener):
         self.progress.update(self._task, completed=step)
         speed = self.progress.tasks[self.progress.task_ids.index(self._task)].speed
         if speed:
-            self.progress.update(self._task, rate=f"{speed:.1f}" if speed < 100 else f"{speed:.0f}")
+            self.progress.update(self._task, rate=_rate(speed))
 
     def on_record(self, record: dict[str, Any]) -> None:
-        if self._task is None or "loss" not in record:
-            return
-        if record.get("split", record["kind"]) == self._headline:
-            self._best = min(self._best, record["loss"])
-            self.progress.update(self._task, best=f"{self._best:.3g}")
-        if record["kind"] == "train":
-            self.progress.update(self._task, loss=f"{record['loss']:.3g}")
+        super().on_record(record)
+        if self._task is not None:
+            self.progress.update(self._task, loss=_short(self.loss), best=_short(self.best))
 
     def on_end(self, result: Result) -> None:
         if self._task is None:
@@ -87,29 +103,34 @@ class Bar(Listener):
         self._task = None
 
 
-class Lines(Listener):
-    """A line now and then, for logs and pipes."""
+class Lines(Figures):
+    """The same in a line now and then, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self.console = console
         self._label = ""
         self._total = 0
+        self._began = (0, 0.0)
         self._shown = 0.0
-        self._loss: float | None = None
 
-    def on_start(self, recipe: Recipe, seed: int, step: int, total: int) -> None:
-        self._label, self._total, self._loss = f"{recipe.name} seed {seed}", total, None
+    def on_start(self, recipe: Recipe, seed: int, step: int, total: int, best: float | None) -> None:
+        super().on_start(recipe, seed, step, total, best)
+        self._label, self._total = f"{recipe.name} seed {seed}", total
         self._shown = time.monotonic()
+        self._began = step, self._shown
         self._print(f"{self._label}: {'goes on from' if step else 'starts at'} step {step} of {total}")
 
     def on_step(self, step: int) -> None:
-        if self._loss is not None and time.monotonic() - self._shown >= LINE_SECONDS:
-            self._shown = time.monotonic()
-            self._print(f"{self._label}: step {step}/{self._total}  loss {self._loss:.4g}")
-
-    def on_record(self, record: dict[str, Any]) -> None:
-        if record["kind"] == "train":
-            self._loss = record["loss"]
+        now = time.monotonic()
+        if self.loss is None or now - self._shown < LINE_SECONDS:
+            return
+        self._shown = now
+        first, began = self._began
+        rate = (step - first) / (now - began)
+        left = timedelta(seconds=round((self._total - step) / rate))
+        figures = f"loss {_short(self.loss)}  best {_short(self.best)}  {_rate(rate)}/s  {left} left"
+        self._print(f"{self._label}: step {step}/{self._total}  {figures}")
 
     def on_end(self, result: Result) -> None:
         best = "" if result.headline_min is None else f"  best {result.headline_min:.4g}"
@@ -130,7 +151,7 @@ class TensorBoard(Listener):
         self.root = root
         self._writer: SummaryWriter | None = None
 
-    def on_start(self, recipe: Recipe, seed: int, step: int, total: int) -> None:
+    def on_start(self, recipe: Recipe, seed: int, step: int, total: int, best: float | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # Steps after the checkpoint that a run goes on from are made again: hide what an earlier sitting wrote of them.
@@ -169,6 +190,14 @@ def watching(console: Console) -> Iterator[Listener]:
     ]
     with Progress(*columns, console=console, expand=True) as progress:
         yield Bar(progress)
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def _scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:

@@ -75,7 +75,7 @@ class Trainee:
 
 
 class _Voice(Listener):
-    def on_start(self, recipe: Recipe, seed: int, step: int, total: int) -> None:
+    def on_start(self, recipe: Recipe, seed: int, step: int, total: int, best: float | None) -> None:
         _say(f"at {step}")
 
     def on_record(self, record: dict[str, Any]) -> None:

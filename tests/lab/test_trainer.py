@@ -67,8 +67,8 @@ def test_the_end_and_the_listener_tell_what_the_log_does(tmp_path: Path) -> None
     heard: list[Any] = []
 
     class Ear(Listener):
-        def on_start(self, recipe: Recipe, seed: int, step: int, total: int) -> None:
-            heard.append((recipe.name, seed, step, total))
+        def on_start(self, recipe: Recipe, seed: int, step: int, total: int, best: float | None) -> None:
+            heard.append((recipe.name, seed, step, total, best))
 
         def on_step(self, step: int) -> None:
             assert 0 < step <= 24
@@ -80,7 +80,7 @@ def test_the_end_and_the_listener_tell_what_the_log_does(tmp_path: Path) -> None
             heard.append(result)
 
     result = train(small_recipe(), tmp_path / "run", 2, listener=Ear())
-    assert heard[0] == ("small/nc-gru-c", 2, 0, 24)
+    assert heard[0] == ("small/nc-gru-c", 2, 0, 24, None)
     assert heard[1:-1] == read_log(tmp_path / "run")
     assert heard[-1] is result
     losses = [record["loss"] for record in of_kind(tmp_path / "run", "train")]

@@ -1,0 +1,76 @@
+"""What people see while a run goes on."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+from ncgru.lab import progress
+from ncgru.lab.progress import Lines, TensorBoard, watching
+from ncgru.lab.rundir import run_path
+from ncgru.lab.trainer import train
+from tests.lab.small_runs import StopAfter, small_recipe, timeless_log
+
+
+def test_lines_show_loss_best_rate_and_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr("ncgru.lab.journal.TELL_SECONDS", 0.0)
+    shown = io.StringIO()
+    train(small_recipe(), tmp_path / "run", 0, listener=Lines(Console(file=shown, width=40)))
+    first, *between, last = shown.getvalue().splitlines()
+    assert first == "small/nc-gru-c seed 0: starts at step 0 of 24"
+    assert len(between) == 20, "all steps but those before the first loss"
+    for line in between:
+        assert re.fullmatch(
+            r"small/nc-gru-c seed 0: step \d+/24  loss [\d.]+  best [\d.]+  [\d.]+/s  \d:\d\d:\d\d left", line
+        ), line
+    assert re.fullmatch(r"small/nc-gru-c seed 0: finished at step 24  best [\d.]+  \d+ s", last)
+
+
+def test_a_resumed_run_still_shows_the_best_of_its_earlier_sitting(tmp_path: Path) -> None:
+    first = train(small_recipe(), tmp_path / "run", 0, stop=StopAfter(9))
+    assert first.headline_min is not None
+    lines = Lines(Console(file=io.StringIO()))
+    lines.on_start(small_recipe(), 0, 9, 24, first.headline_min)
+    lines.on_record({"kind": "train", "loss": first.headline_min + 1})
+    assert (lines.loss, lines.best) == (first.headline_min + 1, first.headline_min)
+
+    class Start(Lines):
+        def _print(self, line: str) -> None:
+            starts.append((line, self.best))
+
+    starts: list[tuple[str, float | None]] = []
+    train(small_recipe(), tmp_path / "run", 0, listener=Start(Console(file=io.StringIO())))
+    assert starts[0] == ("small/nc-gru-c seed 0: goes on from step 9 of 24", first.headline_min)
+
+
+def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ncgru.lab.journal.TELL_SECONDS", 0.0)
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=100, color_system=None)
+    with watching(console) as listener:
+        result = train(small_recipe(), tmp_path / "run", 0, listener=listener)
+        stopped = train(small_recipe(), tmp_path / "other", 1, listener=listener, stop=StopAfter(5))
+    last = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", shown.getvalue()).splitlines()[-2:]
+    assert last[0].startswith("small/nc-gru-c #0 ")
+    assert f"100% loss {result.headline_final:.3g} best {result.headline_min:.3g}" in last[0]
+    assert stopped.status == "stopped"
+    assert last[1].startswith("small/nc-gru-c #1 stopped ")
+
+
+def test_tensorboard_has_the_curves_of_the_log(tmp_path: Path) -> None:
+    recipe = small_recipe()
+    place = run_path(tmp_path, recipe.name, 0)
+    for stop in (StopAfter(11), None):
+        train(recipe, place, 0, listener=TensorBoard(tmp_path), stop=stop)
+    events = EventAccumulator(str(place / "tensorboard")).Reload()
+    logged = [(r["step"], r["loss"]) for r in timeless_log(place) if r["kind"] == "train"]
+    assert [(point.step, point.value) for point in events.Scalars("loss/train")] == [
+        (step, pytest.approx(loss)) for step, loss in logged
+    ]
+    assert any(tag.startswith("orthogonality/") for tag in events.Tags()["scalars"])
