@@ -187,6 +187,12 @@ def test_a_run_and_its_export_are_one(tmp_path: Path) -> None:
     assert runs.problems == []
 
 
+def test_where_nothing_can_be_read_the_error_says_why(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("milk, bread\n")
+    with pytest.raises(ValueError, match=r"none in .*notes.txt; pass the folder.*\nnotes.txt has lines"):
+        load_runs(tmp_path / "notes.txt")
+
+
 @pytest.mark.parametrize("line", ["no json", "[]", '{"format": 7}', '{"format": 1, "recipe": {}}'])
 def test_bad_lines_are_reported_and_the_others_are_read(tmp_path: Path, line: str) -> None:
     write_run(tmp_path / "runs", RECIPE, 0, [*records(RECIPE, 0, 1e-3), end(2000)])

@@ -37,7 +37,7 @@ def load_runs(*paths: Path | str) -> Runs:
         paths: run directories, folders with run directories or result files anywhere below, or result files.
 
     Raises:
-        ValueError: a path does not exist, or nothing at all was found.
+        ValueError: a path does not exist, or no run could be read.
     """
     runs, problems = Runs(), []
     for path in map(Path, paths):
@@ -52,9 +52,13 @@ def load_runs(*paths: Path | str) -> Runs:
             except ResultFileError as error:
                 runs.extend(error.runs)
                 problems.append(str(error))
-    if not runs and not problems:
+    if not runs:
         places = ", ".join(map(str, paths)) or "no path at all"
-        raise ValueError(f"paths must lead to runs, but there are none below {places}; pass the folder given to train")
+        raise ValueError(
+            "\n".join(
+                [f"paths must lead to runs, but there are none in {places}; pass the folder given to train", *problems]
+            )
+        )
     kept, aside = _each_once(runs)
     return Runs(sorted(kept, key=lambda run: (run.name, run.seed)), problems + aside)
 
