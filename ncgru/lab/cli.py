@@ -14,13 +14,17 @@ from ncgru.lab.errors import LabError, OtherRecipeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console
-
     from ncgru.lab.journal import Result
     from ncgru.lab.recipes import Recipe
 
 FINISHED, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: all well; a run failed (its loss was not finite); bad input; stopped, and can go on."""
+
+
+def _examples(*commands: str) -> str:
+    """The end of a help text; the mark keeps each command on a line of its own."""
+    return "\n".join(["Examples:", "", "\b", *commands])
+
 
 app = typer.Typer(
     name="ncgru",
@@ -34,11 +38,15 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command; expected errors are shown on one screen, without a traceback unless --debug is given."""
+    """Run the command; expected errors are shown on one screen, without a traceback unless --debug is given.
+
+    `--debug` is taken at any place, as it is usually added to the end of a command that has just failed.
+    """
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        app()
+        app(arguments)
     except (LabError, ValueError, TypeError, OSError) as error:
-        if "--debug" in sys.argv:
+        if len(arguments) < len(sys.argv) - 1:
             raise
         advice = "\n(here that is the option --other-recipe)" if isinstance(error, OtherRecipeError) else ""
         typer.echo(f"ncgru: {error}{advice}", err=True)
@@ -60,7 +68,7 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Options before the command; `main` reads --debug itself, because it must know before parsing has succeeded."""
+    """Options before the command; --debug stands here for the help alone, `main` has read it."""
 
 
 def _complete_recipe(incomplete: str) -> list[str]:
@@ -78,7 +86,7 @@ Settings = Annotated[
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a field of the recipe, e.g. hidden_size=64."),
 ]
 SeedCount = Annotated[int | None, typer.Option("--seeds", min=1, help="Run seeds 0 to N-1.")]
-OneSeed = Annotated[list[int] | None, typer.Option("--seed", help="Run this seed; may be repeated.")]
+OneSeed = Annotated[list[int] | None, typer.Option("--seed", min=0, help="Run this seed; may be repeated.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A smaller form for a CPU: fewer steps, shorter sequences.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:<number>.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where run directories are made.")]
@@ -88,15 +96,15 @@ Threads = Annotated[int, typer.Option(min=1, help="CPU threads of a run; more th
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-@app.command("list", epilog="Examples: ncgru list    ncgru list adding-200    ncgru list '*/nc-gru-*' --json")
+@app.command("list", epilog=_examples("ncgru list", "ncgru list adding-200", "ncgru list '*/nc-gru-*' --json"))
 def list_recipes(
     pattern: Annotated[
         str | None, typer.Argument(help="A task, or a shell pattern.", autocompletion=_complete_task)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the recipes: what is trained, the paper's number, and about how long it takes on this machine's CPU."""
-    from ncgru.lab import estimate, recipes
+    """Show the recipes: hidden units, steps, the paper's number, and about how long it takes on this machine's CPU."""
+    from ncgru.lab import estimate, recipes, screen
 
     found = recipes.find(pattern) if pattern else [recipes.get(name) for name in recipes.names()]
     rows = [(recipe, estimate.seconds(recipe)) for recipe in found]
@@ -104,22 +112,20 @@ def list_recipes(
         for recipe, seconds in rows:
             typer.echo(json.dumps({**recipe.to_dict(), "expected_seconds": seconds}))
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for column, justify in (("recipe", "left"), ("model", "left"), ("steps", "right"), ("paper", "right")):
-        table.add_column(column, justify=justify, no_wrap=column == "recipe")  # type: ignore[arg-type]
-    table.add_column("CPU time here", justify="right")
-    for recipe, seconds in rows:
-        paper = "–" if recipe.paper is None else f"{recipe.paper.text} {recipe.paper.unit}"
-        table.add_row(recipe.name, _model(recipe), f"{recipe.steps:,}", paper, _about(seconds))
-    _console().print(table)
+    shown = screen.console(wide=True)
+    for number, table in enumerate(screen.recipe_tables(rows)):
+        if number:
+            shown.print()
+        shown.print(table)
 
 
 @app.command(
-    epilog="Examples: ncgru train adding-200/nc-gru-c    "
-    "ncgru train parenthesis-100/gru --set hidden_size=64 --seeds 8    "
-    "torchrun --nproc-per-node 2 -m ncgru.lab train ptb-char/lstm",
+    epilog=_examples(
+        "ncgru train adding-200/nc-gru-c",
+        "ncgru train parenthesis-100/gru --set hidden_size=64 --seeds 8",
+        "ncgru train text-char/nc-gru-c --set text=my.txt",
+        "torchrun --nproc-per-node 2 -m ncgru.lab train ptb-char/lstm",
+    )
 )
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe; see `ncgru list`.", autocompletion=_complete_recipe)],
@@ -148,8 +154,10 @@ def train(
 
 
 @app.command(
-    epilog="Examples: ncgru compare parenthesis-100 --models nc-gru-c,gru,lstm --quick    "
-    "ncgru compare adding-200 --models nc-gru-c,gru --seeds 4",
+    epilog=_examples(
+        "ncgru compare parenthesis-100 --models nc-gru-c,gru,lstm --quick",
+        "ncgru compare adding-200 --models nc-gru-c,gru --seeds 4",
+    )
 )
 def compare(
     task: Annotated[str, typer.Argument(help="A task, such as parenthesis-100.", autocompletion=_complete_task)],
@@ -165,7 +173,7 @@ def compare(
     threads: Threads = 1,
 ) -> None:
     """Train several models on one task, and write a report that compares them."""
-    from ncgru.lab import recipes
+    from ncgru.lab import recipes, screen
     from ncgru.lab.report import comparison_table, load_runs, write_report
     from ncgru.lab.rundir import run_path
 
@@ -178,13 +186,13 @@ def compare(
     results = _run(chosen, wanted, out, threads, engine=engine, device=device, address=ray_address)
     paths = [run_path(out, r.name, k) for r in chosen for k in (wanted or r.seeds)]
     runs = load_runs(*(path for path in paths if path.exists()))
-    _console().print(comparison_table(runs))
+    screen.console().print(comparison_table(runs))
     files = write_report([path for path in paths if path.exists()], out / "report")
     typer.echo(f"report: {files.page.resolve()}")
     _finish(results, out, as_json=False, table=False)
 
 
-@app.command(epilog="Examples: ncgru report runs/    ncgru report runs/adding-200 results/ --out adding-report")
+@app.command(epilog=_examples("ncgru report runs/", "ncgru report runs/adding-200 results/ --out adding-report"))
 def report(
     paths: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, or result files (JSON lines).")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the report goes.")] = Path("report"),
@@ -192,42 +200,31 @@ def report(
     export: Annotated[Path | None, typer.Option(help="Also write the runs into this compact result file.")] = None,
 ) -> None:
     """Write one HTML page with interactive plots and tables, and figures for papers."""
+    from ncgru.lab import screen
     from ncgru.lab.report import comparison_table, export_results, load_runs, write_report
 
     found = paths or [Path("runs")]
     runs = load_runs(*found)
-    _console().print(comparison_table(runs))
+    for problem in runs.problems:
+        typer.echo(f"ncgru: {problem}", err=True)
+    screen.console().print(comparison_table(runs))
     files = write_report(found, out, figures=figures)
     if export is not None:
         typer.echo(f"results: {export_results(runs, export)}")
     typer.echo(f"report: {files.page.resolve()}")
 
 
-@app.command(epilog="Examples: ncgru doctor    ncgru doctor --json")
+@app.command(epilog=_examples("ncgru doctor", "ncgru doctor --json"))
 def doctor(as_json: AsJson = False) -> None:
     """Show what this machine can run: which backend and why, packages, data."""
+    from ncgru.lab import screen
     from ncgru.lab.doctor import examine
 
     found = examine()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in found["machine"].items():
-        table.add_row(name, ", ".join(value) or "none" if isinstance(value, list) else str(value))
-    for device, backends in found["devices"].items():
-        table.add_row(f"backend on {device}", f"{backends['auto']}: {backends['reason']}")
-        for name, verdict in backends["by_name"].items():
-            table.add_row(f"  {name}", verdict)
-    for name, version in found["packages"].items():
-        table.add_row(name, version or "not installed")
-    penn = found["penn_treebank"]
-    table.add_row("Penn Treebank", penn["folder"] or penn["problem"])
-    _console().print(table, markup=False)
+    screen.console().print(screen.doctor_table(found), markup=False)
 
 
 def _run(
@@ -242,16 +239,18 @@ def _run(
     """Train all recipes with all seeds as `run_many` does, and show how it goes."""
     import torch
 
+    from ncgru.lab import screen
     from ncgru.lab.engines import run_many
     from ncgru.lab.progress import Several, TensorBoard, watching
 
     torch.set_num_threads(threads)
-    with watching(_console(stderr=quiet)) as shown:
+    with watching(screen.console(stderr=quiet)) as shown:
         return run_many(chosen, seeds, root=out, listener=Several([shown, TensorBoard(out)]), **how)
 
 
 def _finish(results: Sequence[Result], out: Path, as_json: bool, table: bool = True) -> None:
     """Print how the runs ended, and leave with the exit code that says it."""
+    from ncgru.lab import screen
     from ncgru.lab.rundir import run_path
 
     if as_json:
@@ -259,29 +258,17 @@ def _finish(results: Sequence[Result], out: Path, as_json: bool, table: bool = T
             place = run_path(out, result.name, result.seed)
             typer.echo(json.dumps({**result._asdict(), "directory": str(place)}))
     elif table:
-        _print_results(results, out)
+        screen.console().print(screen.result_table(results))
+        for result in results:
+            if result.reason:
+                typer.echo(f"{result.name} seed {result.seed} {result.status}: {result.reason}")
+        if all(result.status == "finished" for result in results):
+            typer.echo(f"look at it with: ncgru report {out}")
     statuses = {result.status for result in results}
     if "stopped" in statuses:
         raise typer.Exit(INTERRUPTED)
     if "failed" in statuses:
         raise typer.Exit(FAILED)
-
-
-def _print_results(results: Sequence[Result], out: Path) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("recipe", "seed", "status", "steps", "best", "last"):
-        table.add_column(column, justify="left" if column in ("recipe", "status") else "right", overflow="fold")
-    for result in results:
-        numbers = ["–" if x is None else f"{x:.4g}" for x in (result.headline_min, result.headline_final)]
-        table.add_row(result.name, str(result.seed), result.status, f"{result.step:,}", *numbers)
-    _console().print(table)
-    for result in results:
-        if result.reason:
-            typer.echo(f"{result.name} seed {result.seed} {result.status}: {result.reason}")
-    if all(result.status == "finished" for result in results):
-        typer.echo(f"look at it with: ncgru report {out}")
 
 
 def _pairs(settings: list[str] | None) -> dict[str, str]:
@@ -304,25 +291,3 @@ def _seeds(count: int | None, single: list[int] | None) -> tuple[int, ...] | Non
     if count is not None:
         return tuple(range(count))
     return tuple(single) if single else None
-
-
-def _model(recipe: Recipe) -> str:
-    """The model in a few words."""
-    spec = recipe.model
-    sizes = ", ".join(map(str, spec.hidden_sizes))
-    return f"{spec.kind}({spec.orthogonal or 'none'}) {sizes}" if spec.kind == "nc-gru" else f"{spec.kind} {sizes}"
-
-
-def _about(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"≈ {seconds / size:.0f} {unit}"
-    return f"≈ {max(seconds, 1):.0f} s"
-
-
-def _console(stderr: bool = False, **settings: Any) -> Console:
-    from rich.console import Console
-
-    return Console(stderr=stderr, **settings)
