@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -241,11 +242,12 @@ def _run(
 
     from ncgru.lab import screen
     from ncgru.lab.engines import run_many
-    from ncgru.lab.progress import Several, TensorBoard, watching
+    from ncgru.lab.progress import TensorBoard, watching
 
     torch.set_num_threads(threads)
     with watching(screen.console(stderr=quiet)) as shown:
-        return run_many(chosen, seeds, root=out, listener=Several([shown, TensorBoard(out)]), **how)
+        recorder = functools.partial(TensorBoard, out.absolute())
+        return run_many(chosen, seeds, root=out, listener=shown, recorder=recorder, **how)
 
 
 def _finish(results: Sequence[Result], out: Path, as_json: bool, table: bool = True) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import platform
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from ncgru._checks import one_of
 from ncgru.lab.distributed import process_group
 from ncgru.lab.errors import LabError
 from ncgru.lab.journal import Listener, Result
+from ncgru.lab.progress import Several
 from ncgru.lab.recipes.recipe import Recipe
 from ncgru.lab.rundir import run_path, run_status
 from ncgru.lab.stopping import StopFlag, stop_on_signals
@@ -47,6 +48,7 @@ def run_many(
     listener: Listener | None = None,
     stop: StopFlag | None = None,
     address: str | None = None,
+    recorder: Callable[[], Listener] | None = None,
 ) -> list[Result]:
     """Train every recipe with every seed; a seed that fails does not keep the others from going on.
 
@@ -62,6 +64,7 @@ def run_many(
         listener: gets all records; with Ray, only how runs end.
         stop: set it to stop from elsewhere; signals do so too. Runs that have not begun are left out then.
         address: of a running Ray cluster; None starts one on this machine.
+        recorder: makes another listener for each run, in the process that trains it; Ray must be able to pickle it.
 
     Returns:
         The results, in the order of recipes and seeds, of all runs that have begun.
@@ -78,8 +81,8 @@ def run_many(
         _refuse_begun(jobs)
     flag = StopFlag() if stop is None else stop
     if engine == "ray":
-        return _run_on_ray(jobs, device, allow_other_recipe, listener, flag, address)
-    return _run_in_a_row(jobs, device, allow_other_recipe, listener, flag)
+        return _run_on_ray(jobs, device, allow_other_recipe, listener, flag, address, recorder)
+    return _run_in_a_row(jobs, device, allow_other_recipe, listener, flag, recorder)
 
 
 def _refuse_begun(jobs: Sequence[Job]) -> None:
@@ -89,7 +92,12 @@ def _refuse_begun(jobs: Sequence[Job]) -> None:
 
 
 def _run_in_a_row(
-    jobs: Sequence[Job], device: str, allow_other_recipe: bool, listener: Listener | None, stop: StopFlag
+    jobs: Sequence[Job],
+    device: str,
+    allow_other_recipe: bool,
+    listener: Listener | None,
+    stop: StopFlag,
+    recorder: Callable[[], Listener] | None,
 ) -> list[Result]:
     results: list[Result] = []
     with process_group(device) as ranks, stop_on_signals(stop):
@@ -97,9 +105,10 @@ def _run_in_a_row(
             # Ranks may be told at different moments, but have to leave out the same runs.
             if ranks.any(bool(stop)):
                 break
+            listeners = Several([one for one in (listener, recorder and recorder()) if one])
             result = train(
                 job.recipe, job.path, job.seed, device=device, allow_other_recipe=allow_other_recipe,
-                listener=listener, stop=stop,
+                listener=listeners, stop=stop,
             )  # fmt: skip
             results.append(result)
     return results
@@ -112,6 +121,7 @@ def _run_on_ray(
     listener: Listener | None,
     stop: StopFlag,
     address: str | None,
+    recorder: Callable[[], Listener] | None,
 ) -> list[Result]:
     ray = _import_ray()
     if address is not None:
@@ -128,7 +138,7 @@ def _run_on_ray(
         task = ray.remote(num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES)(_ray_task)
         pending = {
             task.remote(
-                job.recipe.to_dict(), str(job.path), job.seed, "cuda" if gpu else "cpu", allow_other_recipe
+                job.recipe.to_dict(), str(job.path), job.seed, "cuda" if gpu else "cpu", allow_other_recipe, recorder
             ): job
             for job in jobs
         }
@@ -136,10 +146,20 @@ def _run_on_ray(
     return [results[job.path] for job in jobs if job.path in results]
 
 
-def _ray_task(recipe: dict[str, Any], path: str, seed: int, device: str, allow_other_recipe: bool) -> Result:
+def _ray_task(
+    recipe: dict[str, Any],
+    path: str,
+    seed: int,
+    device: str,
+    allow_other_recipe: bool,
+    recorder: Callable[[], Listener] | None,
+) -> Result:
     """One run in a Ray worker."""
     torch.set_num_threads(1)
-    return train(Recipe.from_dict(recipe), path, seed, device=device, allow_other_recipe=allow_other_recipe)
+    return train(
+        Recipe.from_dict(recipe), path, seed, device=device, allow_other_recipe=allow_other_recipe,
+        listener=recorder and recorder(),
+    )  # fmt: skip
 
 
 def _collect(ray: Any, pending: dict[Any, Job], listener: Listener | None, stop: StopFlag) -> dict[Path, Result]:

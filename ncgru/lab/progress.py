@@ -94,7 +94,8 @@ class Bar(Figures):
             self.progress.update(self._task, loss=_short(self.loss), best=_short(self.best))
 
     def on_end(self, result: Result) -> None:
-        if self._task is None:
+        if self._task is None:  # it ran elsewhere, on Ray
+            self.progress.console.print(_end(result), markup=False, highlight=False)
             return
         self.progress.update(self._task, completed=result.step)
         if result.status != "finished":
@@ -133,8 +134,7 @@ class Lines(Figures):
         self._print(f"{self._label}: step {step}/{self._total}  {figures}")
 
     def on_end(self, result: Result) -> None:
-        best = "" if result.headline_min is None else f"  best {result.headline_min:.4g}"
-        self._print(f"{self._label}: {result.status} at step {result.step}{best}  {result.seconds:.0f} s")
+        self._print(_end(result))
 
     def _print(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -190,6 +190,11 @@ def watching(console: Console) -> Iterator[Listener]:
     ]
     with Progress(*columns, console=console, expand=True) as progress:
         yield Bar(progress)
+
+
+def _end(result: Result) -> str:
+    best = "" if result.headline_min is None else f"  best {result.headline_min:.4g}"
+    return f"{result.name} seed {result.seed}: {result.status} at step {result.step}{best}  {result.seconds:.0f} s"
 
 
 def _short(value: float | None) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 from pathlib import Path
 
 from ncgru.lab.engines import run_many
+from ncgru.lab.progress import TensorBoard
 from tests.lab.small_runs import small_recipe
 
 SEEDS = (0, 1, 2)
@@ -22,7 +24,8 @@ def main() -> None:
     if options.workers:
         importlib.import_module("ray").init(num_cpus=options.workers, log_to_driver=False, include_dashboard=False)
     recipe = small_recipe(steps=options.steps, log_every=50, eval_every=None, measure_every=None, checkpoint_every=50)
-    for result in run_many([recipe], SEEDS, root=options.root, engine="ray"):
+    recorder = functools.partial(TensorBoard, options.root)
+    for result in run_many([recipe], SEEDS, root=options.root, engine="ray", recorder=recorder):
         print("result", result.seed, result.status, result.step, flush=True)
 
 

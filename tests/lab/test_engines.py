@@ -155,6 +155,7 @@ def test_ray_runs_seeds_side_by_side_and_takes_up_again_what_a_killed_worker_did
     recipe = small_recipe(steps=3000, log_every=50, eval_every=None, measure_every=None, checkpoint_every=50)
     train(recipe, tmp_path / "alone", 0)
     assert timeless_log(logs[0].parent) == timeless_log(tmp_path / "alone")
+    assert all(any((log.parent / "tensorboard").iterdir()) for log in logs)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from ncgru.lab import progress
+from ncgru.lab.journal import Result
 from ncgru.lab.progress import Lines, TensorBoard, watching
 from ncgru.lab.rundir import run_path
 from ncgru.lab.trainer import train
@@ -61,6 +62,15 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert f"100% loss {result.headline_final:.3g} best {result.headline_min:.3g}" in last[0]
     assert stopped.status == "stopped"
     assert last[1].startswith("small/nc-gru-c #1 stopped ")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_end_of_a_run_that_went_elsewhere_is_told(terminal: bool) -> None:
+    shown = io.StringIO()
+    result = Result("small/gru", 3, "finished", 24, 0.125, 0.5, None, 7.2)
+    with watching(Console(file=shown, force_terminal=terminal, width=100, color_system=None)) as listener:
+        listener.on_end(result)
+    assert "small/gru seed 3: finished at step 24  best 0.125  7 s\n" in shown.getvalue()
 
 
 def test_tensorboard_has_the_curves_of_the_log(tmp_path: Path) -> None:
