@@ -25,6 +25,9 @@ of a matrix M is estimated in O(n²) with a fixed block Z [n, 8] of signs that l
                 of all steps since the last reset included, so only a breakdown is caught.
 
 Whatever is not within its tolerance, NaN included, counts as outside.
+
+This file is the specification. On GPUs that can run them, the kernels of `ncgru/orthogonal/cuda` do the same for
+float32.
 """
 
 import functools
@@ -36,6 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ncgru.orthogonal import cuda
 from ncgru.orthogonal.skew import pack, unpack
 
 METHODS = ("exact", "neumann", "hyperpower")
@@ -87,7 +91,7 @@ def orthogonal_from_inverse(inverse: Tensor, skew: Tensor, signs: Tensor, method
 
 
 _FOLLOWED = ("anchor", "inverse", "matrix", "updates", "refreshes", "seal")
-_following = threading.Lock()
+following = threading.Lock()
 """Threads that read one module at once must not see each other's half-written state."""
 
 
@@ -126,8 +130,13 @@ def follow_inverse(
         order: p of the series, at least 1.
         reset_every: the k-th update is exact where k is a multiple of this; 0 for never. Not counted in `refreshes`.
     """
+    state = cuda.State(anchor, inverse, matrix, signs, updates, refreshes, seal)
+    if cuda.usable(packed, state):
+        with following:
+            cuda.kernels(inverse.shape[-1], packed.get_device()).follow(packed, state, method, order, reset_every)
+        return
     on_host = _on_host(packed)
-    with _following, no_autocast(packed.device):
+    with following, no_autocast(packed.device):
         tampered = seal != seal_of(anchor, inverse, matrix, signs)
         moved = (packed != anchor).any(-1)  # NaN differs from itself: an A of NaN never passes for followed
         changed = moved | tampered
@@ -206,6 +215,20 @@ def _cayley_read_backward(
     ctx: Any, grad_matrix: Tensor | None, grad_inverse: Tensor | None
 ) -> tuple[Tensor | None, None, None, None]:
     matrix, inverse, signs = ctx.saved_tensors
+    if (
+        matrix.device.type == "cuda"
+        and grad_matrix is not None
+        and grad_inverse is None
+        and not torch.is_grad_enabled()
+    ):
+        return cayley_gradient(grad_matrix, matrix, inverse, signs), None, None, None
+    return gradient_of(grad_matrix, grad_inverse, matrix, inverse, signs), None, None, None
+
+
+def gradient_of(
+    grad_matrix: Tensor | None, grad_inverse: Tensor | None, matrix: Tensor, inverse: Tensor, signs: Tensor
+) -> Tensor | None:
+    """The gradient in the packed A, from those in U and Ã; see `cayley_read`. It can be differentiated."""
     with no_autocast(matrix.device):
         right = None
         if grad_matrix is not None:
@@ -214,9 +237,26 @@ def _cayley_read_backward(
             through_inverse = grad_inverse @ inverse.mT
             right = through_inverse if right is None else right + through_inverse
         if right is None:
-            return None, None, None, None
+            return None
         v = inverse.mT @ right
-        return pack(v.mT - v), None, None, None
+        return pack(v.mT - v)
+
+
+@torch.library.custom_op("ncgru::cayley_gradient", mutates_args=())
+def cayley_gradient(grad_matrix: Tensor, matrix: Tensor, inverse: Tensor, signs: Tensor) -> Tensor:
+    """`gradient_of` where nothing is to be differentiated again: by the kernels where they can run."""
+    if cuda.usable(grad_matrix, (matrix, inverse, signs)):
+        chosen = cuda.kernels(matrix.shape[-1], matrix.get_device())
+        return chosen.gradient(grad_matrix.contiguous(), matrix, inverse, signs)
+    gradient = gradient_of(grad_matrix, None, matrix, inverse, signs)
+    assert gradient is not None
+    return gradient
+
+
+@cayley_gradient.register_fake
+def _cayley_gradient_fake(grad_matrix: Tensor, matrix: Tensor, inverse: Tensor, signs: Tensor) -> Tensor:
+    n = matrix.shape[-1]
+    return matrix.new_empty(*matrix.shape[:-2], n * (n - 1) // 2)
 
 
 cayley_read.register_autograd(_cayley_read_backward, setup_context=_save_for_backward)

@@ -26,16 +26,16 @@ from ncgru.orthogonal.cayley import (
     require_real,
     skew_part,
 )
+from ncgru.orthogonal.cuda import State
 from ncgru.orthogonal.inverse import (
     METHODS,
-    cayley_read,
     exact_inverse,
-    follow_inverse,
     no_autocast,
     orthogonal_from_inverse,
     seal_of,
     units,
 )
+from ncgru.orthogonal.reading import read
 from ncgru.orthogonal.skew import (
     INITS,
     haar_orthogonal,
@@ -139,21 +139,8 @@ class ScaledCayley(nn.Module):
         self._check_packed(packed)
         _checks.reverse_mode(packed)
         wide = packed.to(self.anchor.dtype)
-        follow_inverse(
-            wide.detach(),
-            self.anchor,
-            self.inverse,
-            self.matrix,
-            self.signs,
-            self.updates,
-            self.refreshes,
-            self.seal,
-            self.method,
-            self.order,
-            self.reset_every or 0,
-        )
-        matrix: Tensor
-        matrix, _ = cayley_read(wide, self.inverse, self.matrix, self.signs)
+        state = State(self.anchor, self.inverse, self.matrix, self.signs, self.updates, self.refreshes, self.seal)
+        matrix = read(wide, state, self.method, self.order, self.reset_every or 0)
         return matrix.to(packed.dtype)
 
     def right_inverse(self, matrix: Tensor) -> Tensor:
