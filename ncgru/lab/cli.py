@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -252,25 +253,35 @@ def _run(
 
 def _finish(results: Sequence[Result], out: Path, as_json: bool, table: bool = True) -> None:
     """Print how the runs ended, and leave with the exit code that says it."""
-    from ncgru.lab import screen
-    from ncgru.lab.rundir import run_path
-
-    if as_json:
-        for result in results:
-            place = run_path(out, result.name, result.seed)
-            typer.echo(json.dumps({**result._asdict(), "directory": str(place)}))
-    elif table:
-        screen.console().print(screen.result_table(results))
-        for result in results:
-            if result.reason:
-                typer.echo(f"{result.name} seed {result.seed} {result.status}: {result.reason}")
-        if all(result.status == "finished" for result in results):
-            typer.echo(f"look at it with: ncgru report {out}")
+    if os.environ.get("RANK", "0") == "0":  # under torchrun one process speaks for all
+        if as_json:
+            _print_json(results, out)
+        elif table:
+            _print_table(results, out)
     statuses = {result.status for result in results}
     if "stopped" in statuses:
         raise typer.Exit(INTERRUPTED)
     if "failed" in statuses:
         raise typer.Exit(FAILED)
+
+
+def _print_json(results: Sequence[Result], out: Path) -> None:
+    from ncgru.lab.rundir import run_path
+
+    for result in results:
+        place = run_path(out, result.name, result.seed)
+        typer.echo(json.dumps({**result._asdict(), "directory": str(place)}))
+
+
+def _print_table(results: Sequence[Result], out: Path) -> None:
+    from ncgru.lab import screen
+
+    screen.console().print(screen.result_table(results))
+    for result in results:
+        if result.reason:
+            typer.echo(f"{result.name} seed {result.seed} {result.status}: {result.reason}")
+    if all(result.status == "finished" for result in results):
+        typer.echo(f"look at it with: ncgru report {out}")
 
 
 def _pairs(settings: list[str] | None) -> dict[str, str]:

@@ -71,6 +71,17 @@ def test_train_then_again_then_longer(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in results if line.startswith("{")] == [8]
 
 
+def test_under_torchrun_one_process_speaks(tmp_path: Path) -> None:
+    paths = os.pathsep.join(sys.path)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "ncgru.lab"]
+    done = subprocess.run(
+        [*command, "train", "parenthesis-100/gru", *TINY], cwd=tmp_path, capture_output=True, text=True, timeout=240,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished") == 2, "a line and a row of the table"
+
+
 def test_compare_writes_a_report(tmp_path: Path) -> None:
     out = ncgru("compare", "parenthesis-100", "--models", "cho-gru,gru", *TINY, cwd=tmp_path)
     page = next(line for line in out.splitlines() if line.startswith("report: ")).removeprefix("report: ")
