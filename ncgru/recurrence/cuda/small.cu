@@ -143,6 +143,15 @@ __device__ __forceinline__ float reduce(float (&values)[COUNT]) {
     }
 }
 
+// 0, but only when all values are there: what uses it cannot be moved before them, nor they behind it.
+template <int COUNT>
+__device__ __forceinline__ int after(const float (&values)[COUNT], int never) {
+    unsigned bits = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) bits ^= __float_as_uint(values[i]);
+    return static_cast<int>(bits) & never;
+}
+
 template <int ROWS>
 __device__ __forceinline__ float product(const float (&share)[UNITS][COLUMNS], const Vectors<ROWS>& x) {
     float sums[UNITS * ROWS] = {};
@@ -152,26 +161,27 @@ __device__ __forceinline__ float product(const float (&share)[UNITS][COLUMNS], c
 
 // ------------------------------------------------------------------------------------------------------ a sequence
 
-// Where a lane finds its unit and row in the arrays, and at which steps they are alive.
+// Where a lane finds its unit and row in the arrays, and at which steps they are alive. A lane without a unit or row
+// reads those of a neighbour, so that it needs no case of its own; it writes nothing.
 struct Place {
     bool real;           // unit and row exist
     bool backwards;      // time runs from the last step to the first
     int length;          // the steps before it are alive
+    int unit;
     index_t at_initial;  // in [D, B, H]
-    index_t at_state;    // in [B, D, H]
-    index_t at_gates;    // in [B, D, G, H]
-    index_t step_state, step_gates;  // from one time to the next
+    index_t at_state;    // in [B, D, H]; with n numbers of H each instead, at n times (this - unit) + unit
+    index_t step;        // from one time to the next in [T, B, D, H]
 
-    __device__ Place(int unit, index_t row, index_t steps, index_t batch, bool reverse, const index_t* lengths) {
+    __device__ Place(int own_unit, index_t own_row, index_t steps, index_t batch, bool reverse, const index_t* lengths) {
         index_t direction = blockIdx.y, directions = gridDim.y;
-        real = unit < HIDDEN && row < batch;
+        index_t row = own_row < batch ? own_row : batch - 1;
+        unit = own_unit < HIDDEN ? own_unit : HIDDEN - 1;
+        real = own_unit < HIDDEN && own_row < batch;
         backwards = directions == 2 ? direction == 1 : reverse;
-        length = static_cast<int>(!real ? 0 : lengths && lengths[row] < steps ? lengths[row] : steps);
+        length = static_cast<int>(lengths && lengths[row] < steps ? lengths[row] : steps);
         at_initial = (direction * batch + row) * HIDDEN + unit;
         at_state = (row * directions + direction) * HIDDEN + unit;
-        at_gates = (row * directions + direction) * GATES * HIDDEN + unit;
-        step_state = batch * directions * HIDDEN;
-        step_gates = step_state * GATES;
+        step = batch * directions * HIDDEN;
     }
 
     __device__ __forceinline__ bool alive(int t) const {
@@ -179,12 +189,21 @@ struct Place {
     }
 };
 
+// A number that the compiler must keep rather than work out again at every step.
+__device__ __forceinline__ index_t keep_at_hand(index_t x) {
+    unsigned low = static_cast<unsigned>(x), high = static_cast<unsigned>(x >> 32);
+    hide(low);
+    hide(high);
+    return static_cast<index_t>(static_cast<unsigned long long>(high) << 32 | low);
+}
+
 // One thread's part in bringing the block's rows of some arrays [T, B, D, n] into the second-level cache: each thread
 // asks for one sector a step.
 struct Ahead {
     static constexpr int sector = 32;
     const char* at = nullptr;
     index_t stride = 0;
+    bool on = false;
     int free_threads = 0;  // threads before the one that takes the next sector
 
     // `n` numbers a row; the first sector is that of step `t`, the following those of steps `forth` on from it.
@@ -198,12 +217,13 @@ struct Ahead {
         int within = mine % sectors * sector;
         index_t start = ((t * batch + row) * directions + blockIdx.y) * n * bytes;
         at = reinterpret_cast<const char*>(array) + start + (within < n * bytes ? within : n * bytes - 1);
-        stride = forth * batch * directions * n * bytes;
+        stride = keep_at_hand(forth * batch * directions * n * bytes);
+        on = true;
     }
 
     __device__ __forceinline__ void step(bool there) {
-        if (there && at) prefetch(at);
-        at = at ? at + stride : at;
+        if (there && on) prefetch(at);
+        at += stride;
     }
 };
 
@@ -227,36 +247,38 @@ __device__ __forceinline__ void forward(
         load_share(share[gate], weight + (static_cast<index_t>(blockIdx.y) * GATES + gate) * HIDDEN * HIDDEN);
     for (int i = threadIdx.x; i < 2 * ROWS * WIDTH; i += THREADS) room[i / (ROWS * WIDTH)][i % (ROWS * WIDTH)] = 0.0f;
     __syncthreads();
-    float h = place.real ? initial[place.at_initial] : 0.0f;
-    const float bias = place.real && threshold ? threshold[blockIdx.y * HIDDEN + role.unit] : 0.0f;
+    float h = initial[place.at_initial];
+    const float bias = threshold ? threshold[blockIdx.y * HIDDEN + place.unit] : 0.0f;
     if (writer) room[0][mine] = as_operand(h);
     __syncthreads();
 
     const int forth = place.backwards ? -1 : 1;
     int t = place.backwards ? static_cast<int>(steps) - 1 : 0;
-    const stored* read = projected + t * place.step_gates + place.at_gates;
-    stored* kept = gates + t * place.step_gates + place.at_gates;
-    float* shown = hidden + t * place.step_state + place.at_state;
-    const index_t stride_gates = forth * place.step_gates, stride_state = forth * place.step_state;
+    const index_t stride = keep_at_hand(forth * place.step);
+    index_t at = t * place.step + place.at_state;
     // p of a step, 0 where the row is over: padding may hold anything, NaN included.
-    auto read_gate = [&](int gate, bool alive) { return alive ? load(read + gate * HIDDEN) : 0.0f; };
+    auto read_gate = [&](int gate, bool alive) {
+        return alive ? load(projected + GATES * (at - place.unit) + place.unit + gate * HIDDEN) : 0.0f;
+    };
     bool alive = place.alive(t);
     float p_r = RESET == NONE ? 0.0f : read_gate(0, alive);
     float p_u = RESET == NONE ? 0.0f : read_gate(GATES - 2, alive);
     float p_c = read_gate(GATES - 1, alive);
     Ahead ahead;
     ahead.add<ROWS>(projected, GATES * HIDDEN, batch, t + forth * AHEAD, forth);
+    Vectors<ROWS> states(room[0]);
 
     for (int left = static_cast<int>(steps); left > 0; --left) {
         const bool over = !alive;
         ahead.step(left > AHEAD);
+        float* shown = hidden + at;
+        stored* kept = gates + GATES * (at - place.unit) + place.unit;
         t += forth;
-        read += stride_gates;
+        at += stride;
         alive = place.alive(t);
         // Two products a step leave room 0 free for the next state; one product reads it still.
         const int turn = RESET == BEFORE ? 0 : (steps - left) % 2;
         float r = 1.0f, u = 1.0f, z;
-        Vectors<ROWS> states(room[turn]);
         if constexpr (RESET == NONE) {
             z = p_c + product<ROWS>(share[0], states);
         } else {
@@ -278,16 +300,16 @@ __device__ __forceinline__ void forward(
         const float c = activate(z, bias);
         u = over ? 0.0f : u;
         h = over ? h : (RESET == NONE ? c : h + u * (c - h));
-        if (writer) {
-            room[RESET == BEFORE ? 0 : 1 - turn][mine] = as_operand(h);
+        float* next = room[RESET == BEFORE ? 0 : 1 - turn];
+        if (writer) next[mine] = as_operand(h);
+        __syncthreads();
+        states = Vectors<ROWS>(next);
+        if (writer) {  // while the vector is on its way
             *shown = h;
             if constexpr (RESET != NONE) kept[0] = store(r);
             if constexpr (RESET != NONE) kept[HIDDEN] = store(u);
             kept[(GATES - 1) * HIDDEN] = store(c);
         }
-        shown += stride_state;
-        kept += stride_gates;
-        __syncthreads();
     }
 }
 
@@ -326,19 +348,18 @@ __device__ __forceinline__ void backward(
 
     const int forth = place.backwards ? 1 : -1;  // from a step to the one that was before it
     int t = place.backwards ? 0 : static_cast<int>(steps) - 1;
-    const index_t stride_gates = forth * place.step_gates, stride_state = forth * place.step_state;
-    index_t at_gates = t * place.step_gates + place.at_gates, at_state = t * place.step_state + place.at_state;
-    // The step at `at_gates` and `at_state`; `first` says that it was the first of all.
+    const index_t stride = keep_at_hand(forth * place.step);
+    index_t at = t * place.step + place.at_state;
+    // The step at `at`; `first` says that it was the first of all.
     auto read_saved = [&](bool first) {
+        const stored* kept = gates + GATES * (at - place.unit) + place.unit;
         Saved x = {};
-        if (place.real) {
-            x.grad = grad_hidden[at_state];
-            x.c = load(gates + at_gates + (GATES - 1) * HIDDEN);
-            if constexpr (RESET != NONE) x.r = load(gates + at_gates);
-            if constexpr (RESET != NONE) x.u = load(gates + at_gates + HIDDEN);
-            if constexpr (RESET == AFTER) x.product = products[at_state];
-            x.before = first ? initial[place.at_initial] : hidden[at_state + stride_state];
-        }
+        x.grad = grad_hidden[at];
+        x.c = load(kept + (GATES - 1) * HIDDEN);
+        if constexpr (RESET != NONE) x.r = load(kept);
+        if constexpr (RESET != NONE) x.u = load(kept + HIDDEN);
+        if constexpr (RESET == AFTER) x.product = products[at];
+        x.before = first ? initial[place.at_initial] : hidden[at + stride];
         return x;
     };
     Ahead ahead;
@@ -347,68 +368,59 @@ __device__ __forceinline__ void backward(
     ahead.add<ROWS>(hidden, HIDDEN, batch, t + forth * AHEAD, forth);
     if constexpr (RESET == AFTER) ahead.add<ROWS>(products, HIDDEN, batch, t + forth * AHEAD, forth);
 
+    const int never = static_cast<int>(steps >> 32);  // 0, which the compiler cannot know
     Saved x = read_saved(steps == 1);
     float e = 0.0f, to_threshold = 0.0f;
     for (int left = static_cast<int>(steps); left > 0; --left) {
         const bool over = !place.alive(t);
-        ahead.step(left > AHEAD);
-        stored* gradient = d_projected + at_gates;
-        stored* factors = operands + 2 * at_state - role.unit;
+        stored* gradient = d_projected + GATES * (at - place.unit) + place.unit;
+        stored* factors = operands + 2 * (at - place.unit) + place.unit;
         t += forth;
-        at_gates += stride_gates;
-        at_state += stride_state;
-        e += x.grad;
+        at += stride;
         const int turn = (steps - left) % 2;
-        const float before = x.before;
-        float d_c, d_u = 0.0f, d_r = 0.0f, second = 0.0f;
-        if constexpr (RESET == NONE) {
-            d_c = over ? 0.0f : e * slope(x.c);
-            to_threshold += sign(x.c) * d_c;
-            if (writer) room[turn][mine] = as_operand(d_c);
-            if (left > 1) x = read_saved(left == 2);
-            __syncthreads();
-            e = (over ? e : 0.0f) + product<ROWS>(share[0], Vectors<ROWS>(room[turn]));
+        const float before = x.before, r = x.r, keep = RESET == NONE ? (over ? 1.0f : 0.0f) : 1.0f - x.u;
+        const float open_c = (RESET == NONE ? 1.0f - keep : x.u) * slope(x.c), open_u = (x.c - before) * x.u * keep;
+        const float open_r = (RESET == AFTER ? x.product : before * r) * (1.0f - r);
+        const bool negative = x.c < 0.0f;
+        e += x.grad;
+        const float d_c = e * open_c, d_u = e * open_u, d_m = d_c * r;
+        float d_r = d_m * open_r, sums[UNITS * ROWS] = {};
+        float* shown = room[RESET == BEFORE ? 0 : turn * GATES];
+        if constexpr (RESET == AFTER) {
+            if (writer) shown[mine] = as_operand(d_r);
+            if (writer) shown[ROOM + mine] = as_operand(d_u);
+            if (writer) shown[2 * ROOM + mine] = as_operand(d_m);
         } else {
-            d_c = e * x.u * slope(x.c);
-            d_u = e * (x.c - before) * x.u * (1.0f - x.u);
-            to_threshold += sign(x.c) * d_c;
-            const float carried = e * (1.0f - x.u), r = x.r, closing = r * (1.0f - r);
-            float sums[UNITS * ROWS] = {};
-            if constexpr (RESET == BEFORE) {
-                if (writer) room[0][mine] = as_operand(d_c);
-                if (writer) room[1][mine] = as_operand(d_u);
-                if (left > 1) x = read_saved(left == 2);
-                __syncthreads();
-                const float d_gated = product<ROWS>(share[GATES - 1], Vectors<ROWS>(room[0]));
-                d_r = d_gated * before * closing;
-                if (writer) room[GATES - 1][mine] = as_operand(d_r);
-                multiply<ROWS>(sums, share[GATES - 2], Vectors<ROWS>(room[1]));
-                __syncthreads();
-                multiply<ROWS>(sums, share[0], Vectors<ROWS>(room[GATES - 1]));
-                second = r * before;
-                e = carried + d_gated * r + reduce(sums);
-            } else {
-                second = d_c * r;
-                d_r = d_c * x.product * closing;
-                float* shown = room[turn * GATES];
-                if (writer) shown[mine] = as_operand(d_r);
-                if (writer) shown[ROOM + mine] = as_operand(d_u);
-                if (writer) shown[2 * ROOM + mine] = as_operand(second);
-                if (left > 1) x = read_saved(left == 2);
-                __syncthreads();
-#pragma unroll
-                for (int gate = 0; gate < GATES; ++gate)
-                    multiply<ROWS>(sums, share[gate], Vectors<ROWS>(shown + gate * ROOM));
-                e = carried + reduce(sums);
-            }
+            if (writer) shown[mine] = as_operand(d_c);
+            if (RESET == BEFORE && writer) shown[ROOM + mine] = as_operand(d_u);
         }
+        if (left > 1) x = read_saved(left == 2);
+        ahead.step(left > AHEAD);
+        __syncthreads();
+        float d_gated = 0.0f;
+        if constexpr (RESET == BEFORE) {
+            float partial[UNITS * ROWS] = {};
+            multiply<ROWS>(partial, share[GATES - 1], Vectors<ROWS>(shown));
+            multiply<ROWS>(sums, share[GATES - 2], Vectors<ROWS>(shown + ROOM));
+            d_gated = reduce(partial);
+            d_r = d_gated * open_r;
+            if (writer) shown[2 * ROOM + mine + after(sums, never)] = as_operand(d_r);
+            __syncthreads();
+        }
+        multiply<ROWS>(sums, share[0], Vectors<ROWS>(shown + (RESET == BEFORE ? 2 * ROOM : 0)));
+        if constexpr (RESET == AFTER) {
+            multiply<ROWS>(sums, share[GATES - 2], Vectors<ROWS>(shown + ROOM));
+            multiply<ROWS>(sums, share[GATES - 1], Vectors<ROWS>(shown + 2 * ROOM));
+        }
+        if (PHI == MODRELU) to_threshold += negative ? -d_c : d_c;  // d_c is 0 where c is
         if (writer) {
             gradient[(GATES - 1) * HIDDEN] = store(d_c);
             if constexpr (RESET != NONE) gradient[0] = store(d_r);
             if constexpr (RESET != NONE) gradient[HIDDEN] = store(d_u);
             factors[0] = store(before);
-            if constexpr (RESET != NONE) factors[HIDDEN] = store(second);
+            if constexpr (RESET != NONE) factors[HIDDEN] = store(RESET == BEFORE ? r * before : d_m);
         }
+        e = e * keep + d_gated * r + reduce(sums);
     }
     if (writer) {
         d_initial[place.at_initial] = e;
