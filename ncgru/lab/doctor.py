@@ -11,6 +11,7 @@ import torch
 from ncgru import BackendUnavailableError, _cuda, available_backends, resolve_backend
 from ncgru.lab.provenance import provenance
 from ncgru.lab.tasks.penn import find_penn
+from ncgru.orthogonal import cuda as orthogonal_kernels
 from ncgru.recurrence.dispatch import BACKENDS
 
 PACKAGES = ("typer", "rich", "tensorboard", "matplotlib", "safetensors", "numpy", "ray")
@@ -39,7 +40,13 @@ def _backends(device: str) -> dict[str, Any]:
             by_name[name] = resolve_backend(name, device=device, dtype=torch.float32, hidden_size=TYPICAL_SIZE).reason
         except BackendUnavailableError as error:
             by_name[name] = f"no: {error}"
-    return {"auto": choice.name, "reason": choice.reason, "by_name": by_name}
+    update = orthogonal_kernels.why_not(torch.device(device), torch.float32)
+    return {
+        "auto": choice.name,
+        "reason": choice.reason,
+        "by_name": by_name,
+        "orthogonal_update": "by kernels" if update is None else f"by torch operations: {update}",
+    }
 
 
 def _version(package: str) -> str | None:

@@ -53,6 +53,7 @@ def doctor_table(found: Mapping[str, Any]) -> Table:
         table.add_row(f"backend on {device}", f"{backends['auto']}: {backends['reason']}")
         for name, verdict in backends["by_name"].items():
             table.add_row(f"  {name}", verdict)
+        table.add_row("  orthogonal update", backends["orthogonal_update"])
     for part, state in found["gpu_kernels"].items():
         there = [f"{name} {value}" for name, value in state.items() if name != "problem" and value is not None]
         table.add_row(f"GPU kernels: {part}", state["problem"] or ", ".join(there))

@@ -50,6 +50,7 @@ def test_doctor_says_which_backend_and_why(tmp_path: Path) -> None:
     assert "backend on cpu" in ncgru("doctor", cwd=tmp_path)
     found = json.loads(ncgru("doctor", "--json", cwd=tmp_path))
     assert found["devices"]["cpu"]["auto"] == "reference"
+    assert found["devices"]["cpu"]["orthogonal_update"].startswith("by torch operations")
     assert found["gpu_kernels"]["nvrtc"]["problem"] is None
     assert found["penn_treebank"]["problem"]
 
