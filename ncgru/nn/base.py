@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -52,14 +52,21 @@ class Recurrent(nn.Module):
         self._check_backend()
 
     def _check_backend(self) -> None:
-        resolve_backend(
+        """Refuse a backend that cannot run here, though the module may yet have to move to its device."""
+        elsewhere = self.backend == "cuda" and self._device.type != "cuda"
+        self._backend_on(torch.device("cuda") if elsewhere else self._device, self._dtype)
+
+    def _backend_on(self, device: torch.device, dtype: torch.dtype) -> str:
+        """The name of the backend that runs this module for tensors of this kind."""
+        choice = resolve_backend(
             self.backend,
-            device=self._device,
-            dtype=self._dtype,
+            device=device,
+            dtype=dtype,
             hidden_size=self.hidden_size,
             reset=self.reset,
             nonlinearity=self.nonlinearity,
         )
+        return choice.name
 
     def _add_layer(self, suffix: str, input_size: int, *, bidirectional: bool) -> None:
         """Register one layer's parameters, uninitialised."""
@@ -103,14 +110,68 @@ class Recurrent(nn.Module):
 
     def _project(self, input: Tensor, direction: str) -> Tensor:
         """W x and all additive biases, for every step at once: [T, B, I] -> [T, B, G·H]."""
-        weight = getattr(self, f"weight_ih{direction}")
+        return F.linear(input, getattr(self, f"weight_ih{direction}"), self._additive_bias(direction))
+
+    def _additive_bias(self, direction: str) -> Tensor | None:
+        """What is added to W x [G·H]; modReLU's threshold is not."""
         only_threshold = self.nonlinearity == "modrelu" and len(self.rows) == 1
         if not self._biased or only_threshold:
-            return F.linear(input, weight)
-        bias = getattr(self, f"bias{direction}")
-        if self.nonlinearity == "modrelu":
-            bias = F.pad(bias[: -self.hidden_size], (0, self.hidden_size))
-        return F.linear(input, weight, bias)
+            return None
+        bias: Tensor = getattr(self, f"bias{direction}")
+        return F.pad(bias[: -self.hidden_size], (0, self.hidden_size)) if self.nonlinearity == "modrelu" else bias
+
+    def _run_layer(
+        self,
+        input: Tensor,
+        initial: Tensor | None,
+        weights: Sequence[Tensor],
+        directions: tuple[str, ...],
+        lengths: Tensor | None,
+    ) -> Tensor:
+        """One layer over a whole sequence: [T, B, I] and the states [D, B, H] before it -> [T, B, D·H]."""
+        if self._backend_on(input.device, self._projected_dtype(input, directions[0])) == "cuda":
+            return self._run_directions_at_once(input, initial, weights, directions, lengths)
+        states = [None] * len(directions) if initial is None else initial.unbind()
+        outputs = [
+            self._run_direction(input, state, weight, direction, lengths)
+            for state, weight, direction in zip(states, weights, directions, strict=True)
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+
+    def _projected_dtype(self, input: Tensor, direction: str) -> torch.dtype:
+        dtype = self._dtype_of(direction)
+        kind = input.device.type
+        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        return torch.get_autocast_dtype(kind) if autocast and dtype != torch.float64 else dtype
+
+    def _run_directions_at_once(
+        self,
+        input: Tensor,
+        initial: Tensor | None,
+        weights: Sequence[Tensor],
+        directions: tuple[str, ...],
+        lengths: Tensor | None,
+    ) -> Tensor:
+        """All directions of a layer by one projection and one launch."""
+        inputs = [getattr(self, f"weight_ih{direction}") for direction in directions]
+        biases = [bias for direction in directions if (bias := self._additive_bias(direction)) is not None]
+        projected = F.linear(input, _side_by_side(inputs), _side_by_side(biases) if biases else None)
+        if initial is None:
+            shape = (len(directions), projected.shape[1], self.hidden_size)
+            initial = projected.new_zeros(shape, dtype=torch.float32)
+        thresholds = [bias for direction in directions if (bias := self._threshold(direction)) is not None]
+        hidden: Tensor
+        hidden, _ = torch.ops.ncgru.recurrence_cuda(
+            projected,
+            initial,
+            _stacked(weights),
+            _stacked(thresholds) if thresholds else None,
+            lengths,
+            self.reset,
+            self.nonlinearity,
+            False,
+        )
+        return hidden.to(projected.dtype)
 
     def _run_direction(
         self, input: Tensor, initial: Tensor | None, weight: Tensor, direction: str, lengths: Tensor | None
@@ -192,6 +253,14 @@ def _autocast_joins(value: Tensor, weight: Tensor) -> bool:
 def _joined(value: Tensor, projected: Tensor) -> Tensor:
     """`value` as wide as `projected` at least; float32 where they are of two 16-bit types."""
     return value.to(torch.promote_types(value.dtype, projected.dtype))
+
+
+def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(list(parts))
 
 
 def he_uniform_(weight: Tensor, fan_in: int) -> None:

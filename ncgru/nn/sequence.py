@@ -79,15 +79,15 @@ class SequenceModule(Recurrent):
 
     def _run(self, sequence: Tensor, initial: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """All layers, time first: [T, B, I] -> [T, B, directions·H] and the final states."""
-        finals: list[Tensor] = []
+        size, finals = self.hidden_size, list[Tensor]()
         for layer, (suffix, directions) in enumerate(self._layers):
-            outputs = []
-            for direction, weight in zip(directions, self._recurrent_weights(suffix, directions), strict=True):
-                state = None if initial is None else initial[len(finals)]
-                hidden = self._run_direction(sequence, state, weight, direction, lengths)
-                outputs.append(hidden)
-                finals.append(hidden[0] if direction.endswith("_reverse") else hidden[-1])
-            sequence = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
+            count = len(directions)
+            states = None if initial is None else initial[layer * count : (layer + 1) * count]
+            weights = self._recurrent_weights(suffix, directions)
+            sequence = self._run_layer(sequence, states, weights, directions, lengths)
+            finals.append(sequence[-1, :, :size])
+            if self.bidirectional:
+                finals.append(sequence[0, :, size:])
             if self.dropout > 0 and self.training and layer + 1 < self.num_layers:
                 sequence = F.dropout(sequence, self.dropout)
         return sequence, torch.stack(finals)

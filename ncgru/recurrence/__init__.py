@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from . import operator as operator
+from . import operator as operator  # registers the operators, as the next one does
+from .cuda import operator as cuda_operator  # noqa: F401
 from .dispatch import BackendChoice, BackendUnavailableError, available_backends, resolve_backend
 from .reference import NONLINEARITIES, RESETS, unrolled
 
@@ -95,7 +96,8 @@ def recurrence_with_gates(
 
     Returns:
         hidden [T, B, H], and gates [T, B, G*H]: r, u, c after their nonlinearities, for looking at: no gradient flows
-        through them. Where a sequence is over, u is 0 and the others mean nothing.
+        through them. Where a sequence is over, u is 0 and the others mean nothing. The "cuda" backend gives the gates
+        in the dtype of `projected`.
     """
     _checks.one_of("reset", reset, RESETS)
     _checks.one_of("nonlinearity", nonlinearity, NONLINEARITIES)
@@ -105,7 +107,7 @@ def recurrence_with_gates(
     _checks.reverse_mode(projected, initial, weight, threshold)
     if threshold is not None and nonlinearity != "modrelu":
         raise ValueError(f"threshold must be None with nonlinearity={nonlinearity!r}; add a bias to projected instead")
-    resolve_backend(
+    choice = resolve_backend(
         backend,
         device=projected.device,
         dtype=projected.dtype,
@@ -113,9 +115,15 @@ def recurrence_with_gates(
         reset=reset,
         nonlinearity=nonlinearity,
     )
-    hidden, gates = torch.ops.ncgru.recurrence(
-        projected, initial, weight, threshold, lengths, reset, nonlinearity, reverse
-    )
+    if choice.name == "cuda":
+        one = None if threshold is None else threshold.unsqueeze(0)
+        hidden, gates = torch.ops.ncgru.recurrence_cuda(
+            projected, initial.unsqueeze(0), weight.unsqueeze(0), one, lengths, reset, nonlinearity, reverse
+        )
+    else:
+        hidden, gates = torch.ops.ncgru.recurrence(
+            projected, initial, weight, threshold, lengths, reset, nonlinearity, reverse
+        )
     return hidden, gates
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .. import _checks
+from .cuda import gpu
 
 BACKENDS = ("reference", "cuda")
 
@@ -33,6 +34,8 @@ class BackendChoice:
 
 def available_backends() -> tuple[str, ...]:
     """Names of the backends that this installation can run, the preferred one first."""
+    if torch.cuda.is_available() and _why_not_gpu(torch.cuda.current_device()) is None:
+        return ("cuda", "reference")
     return ("reference",)
 
 
@@ -61,15 +64,20 @@ def resolve_backend(
     """
     _checks.one_of("backend", request, ("auto", *BACKENDS))
     place = _place(device)
-    refused = {"cuda": _why_not_cuda(place)}
-    if request in refused:
+    missing = _why_not_cuda(place.type, place.index, dtype, hidden_size)
+    if request == "reference" or (request == "auto" and missing is not None):
+        reason = "asked for by name" if request == "reference" else "the only backend that can run here"
+        refused = {"cuda": missing or "another backend was asked for"}
+        return BackendChoice("reference", f"{reason}; plain torch, runs on every device", refused)
+    if missing is not None:
         raise BackendUnavailableError(
             f"backend {request!r} cannot run a recurrence on {place} (hidden_size={hidden_size}, "
-            f"{dtype}, reset={reset!r}, nonlinearity={nonlinearity!r}): {refused[request]}; "
+            f"{dtype}, reset={reset!r}, nonlinearity={nonlinearity!r}): {missing}; "
             f"pass backend='auto' or one of {', '.join(map(repr, available_backends()))}"
         )
-    reason = "asked for by name" if request == "reference" else "the only backend that can run here"
-    return BackendChoice("reference", f"{reason}; plain torch, runs on every device", refused)
+    reason = "asked for by name" if request == "cuda" else "the fastest here"
+    how = _how_cuda(place.index, dtype, hidden_size, reset)
+    return BackendChoice("cuda", f"{reason}; {how}", {"reference": "plain torch is slower on a GPU"})
 
 
 def _place(device: torch.device | str) -> torch.device:
@@ -81,6 +89,24 @@ def _place(device: torch.device | str) -> torch.device:
         ) from error
 
 
-def _why_not_cuda(device: torch.device) -> str:
-    missing = "this version of ncgru contains no CUDA kernels"
-    return missing if device.type == "cuda" else f"{missing}, and the tensors are on {device.type!r}, not on a GPU"
+# What these find depends on the machine alone, and torch.compile need not look inside.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _why_not_cuda(device_type: str, index: int | None, dtype: torch.dtype, hidden_size: int) -> str | None:
+    if device_type != "cuda":
+        return f"it runs on CUDA devices, and the tensors are on {device_type!r}; move them with .to('cuda')"
+    return gpu.why_not_this(dtype, hidden_size) or _why_not_gpu(index)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _how_cuda(index: int | None, dtype: torch.dtype, hidden_size: int, reset: str) -> str:
+    return gpu.how(_number(index), dtype, hidden_size, reset)
+
+
+def _why_not_gpu(index: int | None) -> str | None:
+    if not torch.cuda.is_available():
+        return f"PyTorch {torch.__version__} finds no CUDA device"
+    return gpu.why_not(_number(index))
+
+
+def _number(index: int | None) -> int:
+    return torch.cuda.current_device() if index is None else index

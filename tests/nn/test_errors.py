@@ -35,7 +35,7 @@ CONSTRUCTORS: list[tuple[type[nn.Module], dict[str, Any], type[Exception], str]]
     (NCGRU, {"orthogonal": "", "reset_every": -1}, ValueError, "reset_every must be at least 1, got -1"),
     (NCGRU, {"device": "nonsense"}, ValueError, "device must be a torch.device or its name, got 'nonsense'"),
     (NCGRU, {"backend": "cude"}, ValueError, "did you mean 'cuda'?"),
-    (NCGRU, {"backend": "cuda"}, BackendUnavailableError, "contains no CUDA kernels"),
+    (NCGRU, {"backend": "cuda"}, BackendUnavailableError, "finds no CUDA device"),
     (NCGRU, {"dtype": torch.int64}, TypeError, "dtype must be a floating-point torch.dtype, got torch.int64"),
     (ScoRNN, {"negatives": 6}, ValueError, "negatives must be between 0 and hidden_size=5, got 6"),
     (GORU, {"capacity": 0}, ValueError, "capacity must be at least 1, got 0"),

@@ -9,23 +9,43 @@ from ncgru.recurrence import BackendUnavailableError, available_backends, recurr
 from tests.recurrence.cases import make_case
 
 
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="here the kernels may run")
+
+
 @pytest.mark.parametrize("request_", ["auto", "reference"])
-@pytest.mark.parametrize("device", ["cpu", "cuda:1", torch.device("meta")])
+@pytest.mark.parametrize("device", ["cpu", torch.device("meta")])
 def test_reference_runs_everywhere(request_: str, device: torch.device | str) -> None:
     choice = resolve_backend(request_, device=device, dtype=torch.bfloat16, hidden_size=3, reset="none")
     assert choice.name == "reference"
     assert choice.reason
-    assert "CUDA kernels" in choice.refused["cuda"]
+    assert "runs on CUDA devices" in choice.refused["cuda"]
 
 
+@without_gpu
+@pytest.mark.parametrize("request_", ["auto", "reference"])
+def test_reference_runs_for_a_gpu_that_the_kernels_cannot_use(request_: str) -> None:
+    choice = resolve_backend(request_, device="cuda:1", dtype=torch.bfloat16, hidden_size=3, reset="none")
+    assert choice.name == "reference"
+    assert "finds no CUDA device" in choice.refused["cuda"]
+
+
+def test_the_kernels_leave_float64_and_huge_sizes_to_the_reference() -> None:
+    wide = resolve_backend(device="cuda", dtype=torch.float64, hidden_size=8)
+    assert (wide.name, "not torch.float64" in wide.refused["cuda"]) == ("reference", True)
+    large = resolve_backend(device="cuda", dtype=torch.float32, hidden_size=2049)
+    assert (large.name, "up to hidden_size=2048" in large.refused["cuda"]) == ("reference", True)
+
+
+@without_gpu
 def test_reference_is_available() -> None:
     assert available_backends() == ("reference",)
 
 
+@without_gpu
 def test_refusals_say_what_is_missing() -> None:
-    with pytest.raises(BackendUnavailableError, match=r"no CUDA kernels, and the tensors are on 'cpu'.*'reference'"):
+    with pytest.raises(BackendUnavailableError, match=r"the tensors are on 'cpu'; move them.*'reference'"):
         resolve_backend("cuda", device="cpu", dtype=torch.float32, hidden_size=8)
-    with pytest.raises(BackendUnavailableError, match=r"hidden_size=8.*torch.float32.*no CUDA kernels; pass"):
+    with pytest.raises(BackendUnavailableError, match=r"hidden_size=8.*torch.float32.*no CUDA device; pass"):
         resolve_backend("cuda", device="cuda", dtype=torch.float32, hidden_size=8)
 
 

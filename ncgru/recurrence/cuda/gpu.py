@@ -1,0 +1,86 @@
+"""GPUs as the machines that the kernels run on, and why one cannot run them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..._cuda import Kernel, program, why_unavailable
+from . import small
+from .kind import Kind, Limits, storage_of
+from .large import LARGEST_HIDDEN, Design
+from .passes import Argument
+
+OLDEST = (8, 0)
+"""The least compute capability: tensor cores for tf32 and bfloat16."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The CUDA device of this number."""
+
+    index: int
+    limits: Limits
+
+    def launch(
+        self,
+        source: str,
+        defines: Mapping[str, int],
+        name: str,
+        grid: tuple[int, int, int],
+        threads: int,
+        arguments: Sequence[Argument],
+        *,
+        shared: int = 0,
+        cooperative: bool = False,
+    ) -> None:
+        kernel = _kernel(self.index, source, name, tuple(defines.items()))
+        kernel.launch(grid, (threads, 1, 1), *arguments, shared=shared, cooperative=cooperative)
+
+
+@functools.cache
+def gpu(index: int) -> Gpu:
+    """The machine on device `index`."""
+    properties: Any = torch.cuda.get_device_properties(index)
+    return Gpu(index, Limits(properties.multi_processor_count, properties.shared_memory_per_block_optin))
+
+
+@functools.cache
+def why_not(index: int) -> str | None:
+    """What keeps the kernels from running on device `index`, whatever the recurrence; None if nothing does."""
+    missing = why_unavailable(index)
+    if missing is None and torch.cuda.get_device_capability(index) < OLDEST:
+        have = ".".join(map(str, torch.cuda.get_device_capability(index)))
+        return f"the kernels need compute capability {'.'.join(map(str, OLDEST))}, and this GPU has {have}"
+    return missing
+
+
+def why_not_this(dtype: torch.dtype, hidden_size: int) -> str | None:
+    """What keeps the kernels from running this recurrence, whatever the GPU."""
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"the kernels compute float32, float16 and bfloat16, not {dtype}"
+    if hidden_size > LARGEST_HIDDEN:
+        return f"the kernels go up to hidden_size={LARGEST_HIDDEN}, and this is {hidden_size}"
+    return None
+
+
+@functools.cache
+def how(index: int, dtype: torch.dtype, hidden_size: int, reset: str) -> str:
+    """How the kernels run this recurrence, for people who ask."""
+    if hidden_size <= small.LARGEST_HIDDEN:
+        return "one launch a pass, a block holds the matrices in registers"
+    kind = Kind(hidden_size, storage_of(dtype), reset, "modrelu")
+    plans = [Design(kind, gpu(index).limits, backward) for backward in (False, True)]
+    where = "in shared memory and registers"
+    if any(plan.streams for plan in plans):
+        where = "in part; the rest is too large for the chip and read from its L2 cache at each step, which is slower"
+    return f"one launch a pass, {plans[0].blocks} blocks hold the matrices {where}"
+
+
+@functools.cache
+def _kernel(index: int, source: str, name: str, defines: tuple[tuple[str, int], ...]) -> Kernel:
+    return program("ncgru.recurrence.cuda", source, dict(defines)).kernel(name, index)
