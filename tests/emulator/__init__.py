@@ -17,10 +17,11 @@ fill the tensors that a kernel has to write with NaN beforehand, and look at the
 
 Threads run one at a time, in an order drawn with `seed`, each until it waits or polls: a forgotten barrier shows as a
 wrong result under some seed, so run a few. With `at_once` all blocks of the grid are under way together, as in a
-cooperative launch; a thread that waits for another block must poll with `load_relaxed` or an atomic operation.
+cooperative launch; a thread that waits for another block must poll with `load_relaxed` or an atomic operation. What
+`store_relaxed` wrote reaches other blocks late and in any order, but for words between which the block had a `fence`.
 
-What it does not show: speed, the order in which other blocks see plain writes, misaligned accesses, and the last bits
-of the GPU's own functions (expf, tanhf, tensor cores).
+What it does not show: speed, the order in which other blocks see plain writes and atomic operations, misaligned
+accesses, and the last bits of the GPU's own functions (expf, tanhf, tensor cores).
 """
 
 from __future__ import annotations

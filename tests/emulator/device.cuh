@@ -50,23 +50,20 @@ inline char* dynamic_shared() { return emulator::dynamic_shared(); }
 
 // The four words are accesses of their own: others may write between them.
 inline uint4 load_relaxed(const uint4* from) {
-    const volatile unsigned* words = reinterpret_cast<const unsigned*>(from);
+    const unsigned* words = reinterpret_cast<const unsigned*>(from);
     unsigned x[4];
     unsigned first = emulator::random_number();
     for (unsigned i = 0; i < 4; ++i) {
         if (i == 0 || emulator::random_number() % 8 == 0) emulator::poll();
         unsigned place = (first + i) % 4;
-        x[place] = words[place];
+        x[place] = emulator::load_relaxed(words + place);
     }
     return make_uint4(x[0], x[1], x[2], x[3]);
 }
 
-inline void store_relaxed(unsigned* to, unsigned x) {
-    *static_cast<volatile unsigned*>(to) = x;
-    emulator::progress();
-}
+inline void store_relaxed(unsigned* to, unsigned x) { emulator::store_relaxed(to, x); }
 
-inline void fence() {}
+inline void fence() { emulator::fence(); }
 
 inline void prefetch(const void* from) { static_cast<void>(from); }
 

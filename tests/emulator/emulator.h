@@ -70,6 +70,12 @@ void barrier(int number, int threads, bool wait);
 // Lets others run: called wherever a thread may wait for what another block writes.
 void poll();
 
+// Words that other blocks read and write at the same time. Another block sees a store after a while, and two stores to
+// different words in any order, unless a fence of the storing block lies between; a block sees its own at once.
+unsigned load_relaxed(const unsigned* from);
+void store_relaxed(unsigned* to, unsigned x);
+void fence();
+
 // Said wherever something happens that another thread may wait for.
 void progress();
 
@@ -158,7 +164,7 @@ int describe(void (*)(P...), char* kinds, int* sizes) {
 // ---- the block and the warp
 
 inline void __syncthreads() { emulator::barrier(0, blockDim.x * blockDim.y * blockDim.z, true); }
-inline void __threadfence() {}
+inline void __threadfence() { emulator::fence(); }
 inline void __threadfence_block() {}
 
 inline uint32_t __ballot_sync(uint32_t mask, int x) { return emulator::ballot(mask, x); }

@@ -22,7 +22,7 @@ dim3 blockDim, gridDim;
 
 namespace {
 
-constexpr size_t STACK = 128 << 10, GUARD = 64, STATIC_SHARED = 48 << 10;
+constexpr size_t STACK = 128 << 10, GUARD = 64, STATIC_SHARED = 48 << 10, MOST_DELAYED = 64;
 constexpr uint16_t POISON = 0xffff, FENCE = 0xfff7;  // NaN in 16 bits of either kind, and twice in a row in 32
 
 // ---- switching between stacks
@@ -98,12 +98,19 @@ struct Array {
     size_t at, bytes;
 };
 
+// A relaxed store that other blocks do not see yet.
+struct Delayed {
+    unsigned* to;
+    unsigned x;
+};
+
 struct Block {
     uint3 index;
     std::vector<Warp> warps;
     Barrier barriers[16];
     std::vector<char> memory;  // dynamic, then static shared memory, each array with a guard behind it
     std::vector<Array> arrays;
+    std::vector<Delayed> delayed;  // in the order of the program
 };
 
 struct Launch {
@@ -112,6 +119,7 @@ struct Launch {
     size_t dynamic;
     uint64_t random;
     std::vector<Warp*> ready;
+    std::vector<Block>* blocks;
     size_t alive = 0;    // fibers that have not returned
     uint64_t polls = 0;  // since something happened
     bool polled = false;
@@ -144,6 +152,21 @@ size_t place_array(Block& block, const void* site, size_t bytes) {
     fill(block.memory.data() + at + bytes, GUARD, FENCE);
     block.arrays.push_back({site, at, bytes});
     return at;
+}
+
+// Lets others see one of a block's stores: any of them, but those to one word in their order.
+void deliver_one(Block& block) {
+    if (block.delayed.empty()) return;
+    unsigned* to = block.delayed[emulator::random_number() % block.delayed.size()].to;
+    auto first = std::find_if(block.delayed.begin(), block.delayed.end(), [to](const Delayed& x) { return x.to == to; });
+    *to = first->x;
+    block.delayed.erase(first);
+    emulator::progress();
+}
+
+void deliver_all(Block& block) {
+    for (const Delayed& store : block.delayed) *store.to = store.x;
+    block.delayed.clear();
 }
 
 void leave() { switch_to(launch->warp->lanes[launch->lane].context, launch->scheduler); }
@@ -244,11 +267,15 @@ void set_up(Block& block, uint3 index, char* stacks) {
 void run_blocks(const std::vector<uint3>& indices, char* stacks) {
     size_t threads = static_cast<size_t>(blockDim.x) * blockDim.y * blockDim.z;
     std::vector<Block> blocks(indices.size());
+    launch->blocks = &blocks;
     for (size_t i = 0; i < blocks.size(); ++i) set_up(blocks[i], indices[i], stacks + i * threads * STACK);
     run_all();
     if (launch->failure.empty() && launch->alive) launch->failure = "deadlock";
     if (!launch->failure.empty()) describe_waiting(blocks);
-    for (Block& block : blocks) check_fences(block);
+    for (Block& block : blocks) {
+        deliver_all(block);
+        check_fences(block);
+    }
 }
 
 }  // namespace
@@ -279,9 +306,25 @@ void progress() { launch->polls = 0; }
 void poll() {
     ++launch->polls;
     launch->polled = true;
+    deliver_one((*launch->blocks)[random_number() % launch->blocks->size()]);
     add_ready(launch->warp, 1u << launch->lane);
     leave();
 }
+
+unsigned load_relaxed(const unsigned* from) {
+    const std::vector<Delayed>& own = launch->warp->block->delayed;
+    auto last = std::find_if(own.rbegin(), own.rend(), [from](const Delayed& x) { return x.to == from; });
+    return last == own.rend() ? *static_cast<const volatile unsigned*>(from) : last->x;
+}
+
+void store_relaxed(unsigned* to, unsigned x) {
+    Block& block = *launch->warp->block;
+    block.delayed.push_back({to, x});
+    if (block.delayed.size() > MOST_DELAYED) deliver_one(block);
+    progress();
+}
+
+void fence() { deliver_all(*launch->warp->block); }
 
 void collective(const char* name, uint32_t mask, Words& mine, void (*work)(Words* (&lanes)[32], uint32_t mask)) {
     Warp& warp = *launch->warp;
@@ -302,7 +345,6 @@ void collective(const char* name, uint32_t mask, Words& mine, void (*work)(Words
     work(lanes, mask);
     for (int i = 0; i < 32; ++i)
         if (mask >> i & 1) warp.words[i] = nullptr;
-    progress();
     add_ready(&warp, mask);
     leave();
 }

@@ -172,6 +172,47 @@ def test_blocks_wait_for_each_other(tmp_path: Path) -> None:
     assert torch.equal(sums, torch.full_like(sums, 64 * 36))
 
 
+MESSAGE = """
+extern "C" __global__ void message(unsigned* words, float* seen) {  // words: [0] the message, [4] that it is there
+    if (threadIdx.x != 0) return;
+    const uint4* from = reinterpret_cast<const uint4*>(words);
+    if (blockIdx.x == 0) {
+        store_relaxed(words, 7);
+        FENCE
+        store_relaxed(words + 4, 1);
+        if (load_relaxed(from).x != 7) seen[0] = -1.0f;
+    } else {
+        while (load_relaxed(from + 1).x == 0) {}
+        fence();
+        seen[blockIdx.x] = load_relaxed(from).x;
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_other_blocks_see_stores_late_and_in_any_order(tmp_path: Path, fenced: bool) -> None:
+    run = kernels(tmp_path, MESSAGE.replace("FENCE", "fence();" if fenced else ""))
+    found = set()
+    for seed in range(20):
+        seen = torch.zeros(4)
+        run.launch("message", 4, 32, [torch.zeros(8, dtype=torch.int32), seen], at_once=True, seed=seed)
+        assert seen[0] == 0
+        found |= set(seen[1:].tolist())
+    assert found == ({7.0} if fenced else {0.0, 7.0})
+
+
+def test_polling_in_vain_is_noticed_though_the_warp_votes(tmp_path: Path) -> None:
+    run = kernels(
+        tmp_path,
+        """
+        extern "C" __global__ void wait_for(const uint4* from) { while (any_lane(load_relaxed(from).x == 0)) {} }
+        """,
+    )
+    with pytest.raises(EmulationError, match="threads poll"):
+        run.launch("wait_for", 1, 32, [torch.zeros(4, dtype=torch.int32)])
+
+
 SHUFFLES = """
 extern "C" __global__ void shuffles(int* to) {
     int x = threadIdx.x * 10, *mine = to + threadIdx.x * 6;
