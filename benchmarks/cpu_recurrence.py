@@ -2,7 +2,9 @@
 
 Every candidate includes its input projection and the gradients of its weights. `ncgru` is NCGRU with one orthogonal
 matrix, whose A is moved before each step, so that following its inverse is included too; `autograd` is the same cell
-with a free matrix. The candidates take turns within each repeat, so that what else the machine does meets them all.
+with a free matrix; `products` is nothing but the matrix products that such a layer makes forward and backward, one for
+the input and those of every step. The candidates take turns within each repeat, so that what else the machine does
+meets them all.
 Prints a table, then one line of JSON.
 
     python benchmarks/cpu_recurrence.py --threads 2 --repeats 15
@@ -75,12 +77,39 @@ def training_step(module: torch.nn.Module, x: Tensor, gradient: Tensor) -> Calla
     return step
 
 
+def products(x: Tensor, size: int) -> Callable[[], None]:
+    """The products of a gated layer with reset before, and of its backward, on arbitrary numbers."""
+    steps, batch, inputs = x.shape
+    rows = x.flatten(0, 1)
+    states, d_gates = torch.randn(steps * batch, size), torch.randn(steps * batch, 3 * size)
+    weight_ih, weight_ru, weight_c = (
+        torch.randn(*shape) for shape in ((inputs, 3 * size), (size, 2 * size), (size, size))
+    )
+    state, d_ru = torch.randn(batch, size), torch.randn(batch, 2 * size)
+    gates, other = torch.empty(batch, 2 * size), torch.empty(batch, size)
+
+    def step() -> None:
+        torch.mm(rows, weight_ih)
+        for _ in range(steps):
+            torch.mm(state, weight_ru, out=gates)
+            torch.mm(state, weight_c, out=other)
+        for _ in range(steps):
+            torch.mm(state, weight_c, out=other)
+            torch.mm(d_ru, weight_ru.t(), out=other)
+        torch.mm(d_gates.t(), rows)
+        torch.mm(d_gates[:, : 2 * size].t(), states)
+        torch.mm(d_gates[:, 2 * size :].t(), states)
+
+    return step
+
+
 def measure(shape: tuple[int, int, int, int], repeats: int) -> dict[str, float]:
     """Median seconds of each candidate."""
     steps, batch, size, inputs = shape
     torch.manual_seed(0)
     x, gradient = torch.randn(steps, batch, inputs), torch.randn(steps, batch, size)
     runs = {name: training_step(module, x, gradient) for name, module in candidates(inputs, size).items()}
+    runs["products"] = products(x, size)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
@@ -116,7 +145,7 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, nargs="*", help="which of the shapes, by position from 0; default all")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    names = list(candidates(1, 1))
+    names = [*candidates(1, 1), "products"]
     print(
         f"{'T':>5} {'B':>4} {'H':>4} {'I':>4} | "
         + " ".join(f"{name + ' ms':>11}" for name in names)
@@ -126,7 +155,7 @@ def main() -> None:
     for shape in SHAPES if arguments.shapes is None else [SHAPES[k] for k in arguments.shapes]:
         medians = measure(shape, arguments.repeats)
         row = " ".join(f"{medians[name] * 1e3:11.2f}" for name in names)
-        ratios = [medians[name] / medians["ncgru"] for name in names[1:]]
+        ratios = [medians[name] / medians["ncgru"] for name in names[1:4]]
         print(
             "{:5} {:4} {:4} {:4} | ".format(*shape) + row + " | {:9.2f} {:10.2f} {:14.2f}".format(*ratios), flush=True
         )
