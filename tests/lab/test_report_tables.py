@@ -98,6 +98,13 @@ def test_headline_table_has_the_papers_number_and_the_spread_of_ours(tmp_path: P
     assert table.notes[1] == "All models differ from their recipes in steps=2000, eval_every=100."
 
 
+def test_another_task_is_said_and_not_held_against_the_papers_number(tmp_path: Path) -> None:
+    finished(tmp_path, small(GRU).with_settings({"length": "20"}), 1e-3)
+    (table,) = comparison_table(load_runs(tmp_path)).tables
+    assert "Paper" not in table.heads()
+    assert table.notes[1] == "All models differ from their recipes in length=20, steps=2000, eval_every=100."
+
+
 def test_failed_seed_is_seen_and_is_worst_at_the_end(tmp_path: Path) -> None:
     recipe = small(NC)
     finished(tmp_path, recipe, 1e-3, [0])

@@ -89,8 +89,10 @@ class Model:
 
     @property
     def paper(self) -> dict[str, Any] | None:
-        """The paper's number as the recipe has it."""
-        return self.runs[0].recipe.get("paper") or None
+        """The paper's number as the recipe has it; None where the task was changed and is no longer the paper's."""
+        run = self.runs[0]
+        changed = any(name.startswith("task.") for name, _, _ in run.differences or ())
+        return None if changed else run.recipe.get("paper") or None
 
     @property
     def failed(self) -> list[Run]:
@@ -243,11 +245,9 @@ def _pretty(run: Run) -> str:
 
 
 def changes(run: Run, without: Collection[str] = ()) -> str:
-    """The settings that are not the named recipe's, in short, apart from the task's and from those `without`."""
+    """The settings that are not the named recipe's, in short, apart from those `without`."""
     changed = [
-        f"{name.rpartition('.')[2]}={_brief(value)}"
-        for name, value, _ in run.differences or ()
-        if not name.startswith("task.") and name not in without
+        f"{name.rpartition('.')[2]}={_brief(value)}" for name, value, _ in run.differences or () if name not in without
     ]
     return ", ".join([*changed[:3], *([f"{len(changed) - 3} more settings"] if len(changed) > 3 else [])])
 
