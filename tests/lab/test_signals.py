@@ -73,17 +73,21 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(
 
 def test_killed_at_any_moment_a_run_loses_at_most_the_last_interval(trainee: Trainee, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    for _ in range(KILLS):
+    for kill in range(KILLS):
         before = saved_step(path)
         trainee.start(path, ENDLESS)
+        heard: list[str] = []
+        # Every second run lives to its next checkpoint; so they come forward on any machine, however busy it is.
+        while kill % 2 and (not heard or int(heard[-1].split()[1]) <= before + 5):
+            heard += trainee.wait("at")
         *said, code = trainee.signal_after(signal.SIGKILL, 0.35)
         assert code == f"ended {-signal.SIGKILL}"
-        steps = [int(line.split()[1]) for line in said if line.startswith("at")]
+        steps = [int(line.split()[1]) for line in heard + said if line.startswith("at")]
         if steps:
             assert steps[0] == before
             assert saved_step(path) >= steps[-1] - 5
         assert saved_step(path) >= before
-    assert saved_step(path) > 0
+    assert saved_step(path) >= KILLS // 2 * 5
     # One that ends in order, as the log of a killed one goes beyond its checkpoint.
     trainee.start(path, ENDLESS)
     trainee.wait("at")
