@@ -23,6 +23,7 @@ dim3 blockDim, gridDim;
 namespace {
 
 constexpr size_t STACK = 128 << 10, GUARD = 64, STATIC_SHARED = 48 << 10, MOST_DELAYED = 256;
+constexpr uint32_t MOST_RELUCTANT = 1 << 10;
 constexpr uint16_t POISON = 0xffff, FENCE = 0xfff7;  // NaN in 16 bits of either kind, and twice in a row in 32
 
 // ---- switching between stacks
@@ -98,10 +99,12 @@ struct Array {
     size_t at, bytes;
 };
 
-// A relaxed store that other blocks do not see yet.
+// A relaxed store that other blocks do not see yet. Half of them are delivered when their turn comes, a quarter half as
+// readily, and so on: now and then one is later than all that many steps of the kernel wrote after it.
 struct Delayed {
     unsigned* to;
     unsigned x;
+    uint32_t reluctance;
 };
 
 struct Block {
@@ -117,7 +120,7 @@ struct Launch {
     void (*call)(void**);
     void** arguments;
     size_t dynamic;
-    uint64_t random, salt;
+    uint64_t random;
     std::vector<Warp*> ready;
     std::vector<Block>* blocks;
     size_t alive = 0;    // fibers that have not returned
@@ -154,18 +157,12 @@ size_t place_array(Block& block, const void* site, size_t bytes) {
     return at;
 }
 
-// Words, an eighth of all, whose stores are held back much longer than others.
-bool reluctant(const unsigned* to) {
-    uint64_t word = reinterpret_cast<uintptr_t>(to) / sizeof *to;
-    return ((word ^ launch->salt) * 0x9e3779b97f4a7c15u) >> 61 == 0;
-}
-
 // Lets others see one of a block's stores: any of them, but those to one word in their order.
 void deliver_one(Block& block) {
     if (block.delayed.empty()) return;
     unsigned* to = block.delayed[emulator::random_number() % block.delayed.size()].to;
-    if (reluctant(to) && emulator::random_number() % 64) return;
     auto first = std::find_if(block.delayed.begin(), block.delayed.end(), [to](const Delayed& x) { return x.to == to; });
+    if (emulator::random_number() % first->reluctance) return;
     *to = first->x;
     block.delayed.erase(first);
     emulator::progress();
@@ -326,7 +323,7 @@ unsigned load_relaxed(const unsigned* from) {
 
 void store_relaxed(unsigned* to, unsigned x) {
     Block& block = *launch->warp->block;
-    block.delayed.push_back({to, x});
+    block.delayed.push_back({to, x, 1u << __builtin_ctz(random_number() | MOST_RELUCTANT)});
     while (block.delayed.size() > MOST_DELAYED) deliver_one(block);
     progress();
 }
@@ -401,7 +398,6 @@ extern "C" __attribute__((visibility("default"))) int emulate(
     launch->arguments = arguments;
     launch->dynamic = (dynamic + 15) / 16 * 16;
     launch->random = (seed + 1) * 0x9e3779b97f4a7c15u;
-    launch->salt = emulator::random_number();
     std::vector<uint3> indices;
     for (unsigned z = 0; z < grid[2]; ++z)
         for (unsigned y = 0; y < grid[1]; ++y)
