@@ -80,6 +80,7 @@ def eager_time(step: Step, repeats: int) -> dict[str, float]:
 
 def graph_time(step: Step, repeats: int) -> float | None:
     """Median µs of a step within a CUDA graph of ten; None where the step cannot be captured."""
+    torch.cuda.synchronize()  # what the step needs may still be in the making
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):

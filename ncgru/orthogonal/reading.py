@@ -44,7 +44,7 @@ class _FusedRead(torch.autograd.Function):
         kernels = cuda.kernels(state.matrix.shape[-1], packed.get_device())
         with following:
             matrix, inverse = kernels.follow(packed, state, method, order, reset_every)
-        torch.autograd.graph.increment_version(state)  # of what autograd may have saved elsewhere
+        torch.autograd.graph.increment_version(state.written)  # of what autograd may have saved elsewhere
         ctx.kernels = kernels
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(matrix, inverse, state.signs)

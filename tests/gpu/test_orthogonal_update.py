@@ -349,8 +349,10 @@ def test_a_long_training_stays_orthogonal_without_the_host() -> None:
     layer: Any = orthogonal(nn.Linear(118, 118, device=DEVICE))
     optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3)
     steady = normal(118, 118, seed=1)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode("error")
         for number in range(300):
             optimizer.zero_grad()
             (layer.weight * (steady + normal(118, 118, seed=2 + number))).sum().backward()

@@ -168,6 +168,23 @@ def test_reading_raises_the_versions_of_the_state() -> None:
     assert module.matrix._version > before
 
 
+def test_reading_again_leaves_earlier_backward_passes_alone() -> None:
+    module = started(4, 1)
+    packed = step(module, 1e-3, 1).requires_grad_()
+    with kernels_on_the_cpu():
+        once = module(packed).pow(3).sum()
+        later = (packed.detach() + 1e-3).requires_grad_()
+        again = module(packed).pow(3).sum()
+        module(later).sum().backward()
+        once.backward()
+        first = packed.grad
+        packed.grad = None
+        again.backward()
+    assert first is not None
+    assert packed.grad is not None
+    assert torch.equal(first, packed.grad)
+
+
 @pytest.mark.parametrize("shared_limit", [99 << 10, 163 << 10, 227 << 10])
 def test_every_small_size_fits_into_shared_memory(shared_limit: int) -> None:
     for n in range(2, cuda.LARGEST_SMALL + 1):

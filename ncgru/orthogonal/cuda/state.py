@@ -21,6 +21,11 @@ class State(NamedTuple):
     refreshes: Tensor
     seal: Tensor
 
+    @property
+    def written(self) -> tuple[Tensor, ...]:
+        """What following writes to: all but D, which backward passes have saved."""
+        return (self.anchor, self.inverse, self.matrix, self.updates, self.refreshes, self.seal)
+
     def part(self, first: int, count: int) -> State:
         """Some matrices of the flattened batch, as views."""
         n = self.matrix.shape[-1]
