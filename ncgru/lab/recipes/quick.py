@@ -41,7 +41,7 @@ def _steps(task: Task) -> int:
     """As many as show what a model can do in a minute or so."""
     if isinstance(task, LanguageTask):
         return 600 if task.unit == "character" else 200
-    return 4000 if isinstance(task, Parenthesis) else 1500
+    return 3200 if isinstance(task, Parenthesis) else 1500
 
 
 def _smaller_task(task: Task) -> Task:
