@@ -64,7 +64,7 @@ def resolve_backend(
     """
     _checks.one_of("backend", request, ("auto", *BACKENDS))
     place = _place(device)
-    missing = _why_not_cuda(place.type, place.index, dtype, hidden_size)
+    missing = _why_not_cuda(place.type, place.index, dtype, hidden_size, reset)
     if request == "reference" or (request == "auto" and missing is not None):
         reason = "asked for by name" if request == "reference" else "the only backend that can run here"
         refused = {"cuda": missing or "another backend was asked for"}
@@ -91,10 +91,11 @@ def _place(device: torch.device | str) -> torch.device:
 
 # What these find depends on the machine alone, and torch.compile need not look inside.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _why_not_cuda(device_type: str, index: int | None, dtype: torch.dtype, hidden_size: int) -> str | None:
+def _why_not_cuda(device_type: str, index: int | None, dtype: torch.dtype, hidden_size: int, reset: str) -> str | None:
     if device_type != "cuda":
         return f"it runs on CUDA devices, and the tensors are on {device_type!r}; move them with .to('cuda')"
-    return gpu.why_not_this(dtype, hidden_size) or _why_not_gpu(index)
+    missing = gpu.why_not_this(dtype, hidden_size) or _why_not_gpu(index)
+    return missing or gpu.why_not_there(_number(index), dtype, hidden_size, reset)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

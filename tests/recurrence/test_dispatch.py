@@ -8,7 +8,6 @@ import torch
 from ncgru.recurrence import BackendUnavailableError, available_backends, recurrence, resolve_backend
 from tests.recurrence.cases import make_case
 
-
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="here the kernels may run")
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..._cuda import Kernel, program, why_unavailable
 from . import small
 from .kind import Kind, Limits, storage_of
 from .large import LARGEST_HIDDEN, Design
-from .passes import Argument
+from .passes import Argument, Machine
 
 OLDEST = (8, 0)
 """The least compute capability: tensor cores for tf32 and bfloat16."""
@@ -49,6 +50,11 @@ def gpu(index: int) -> Gpu:
     return Gpu(index, Limits(properties.multi_processor_count, properties.shared_memory_per_block_optin))
 
 
+def machine_of(tensor: Tensor) -> Machine:
+    """The machine that a tensor is on."""
+    return gpu(tensor.get_device())
+
+
 @functools.cache
 def why_not(index: int) -> str | None:
     """What keeps the kernels from running on device `index`, whatever the recurrence; None if nothing does."""
@@ -69,16 +75,31 @@ def why_not_this(dtype: torch.dtype, hidden_size: int) -> str | None:
 
 
 @functools.cache
+def why_not_there(index: int, dtype: torch.dtype, hidden_size: int, reset: str) -> str | None:
+    """What keeps the kernels from running this recurrence on a device that runs others."""
+    if hidden_size <= small.LARGEST_HIDDEN or _design(index, dtype, hidden_size, reset).possible:
+        return None
+    limits = gpu(index).limits
+    return (
+        f"hidden_size={hidden_size} is too large for this GPU, which has {limits.multiprocessors} multiprocessors with "
+        f"{limits.shared} bytes of shared memory for a block"
+    )
+
+
+@functools.cache
 def how(index: int, dtype: torch.dtype, hidden_size: int, reset: str) -> str:
     """How the kernels run this recurrence, for people who ask."""
     if hidden_size <= small.LARGEST_HIDDEN:
         return "one launch a pass, a block holds the matrices in registers"
-    kind = Kind(hidden_size, storage_of(dtype), reset, "modrelu")
-    plans = [Design(kind, gpu(index).limits, backward) for backward in (False, True)]
+    plan = _design(index, dtype, hidden_size, reset)
     where = "in shared memory and registers"
-    if any(plan.streams for plan in plans):
+    if plan.streams:
         where = "in part; the rest is too large for the chip and read from its L2 cache at each step, which is slower"
-    return f"one launch a pass, {plans[0].blocks} blocks hold the matrices {where}"
+    return f"one launch a pass, {plan.blocks(plan.narrow)} blocks hold the matrices {where}"
+
+
+def _design(index: int, dtype: torch.dtype, hidden_size: int, reset: str) -> Design:
+    return Design(Kind(hidden_size, storage_of(dtype), reset, "modrelu"), gpu(index).limits, backward=False)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -46,6 +47,12 @@ class Kind:
     @property
     def gates(self) -> int:
         return GATES[self.reset]
+
+
+@functools.lru_cache(maxsize=1024)
+def kind_of(hidden: int, dtype: torch.dtype, reset: str, nonlinearity: str, tf32: bool) -> Kind:
+    """The kind whose projected input has this dtype."""
+    return Kind(hidden, storage_of(dtype), reset, nonlinearity, tf32)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 // The recurrence where many blocks hold the matrices together: forward and backward.
 //
-// A block owns SLICES_A_BLOCK slices of 16 hidden units, in all gates, for the whole sequence; the blocks of a *group*
-// (one direction, up to `tiles` tiles of 8 rows of the batch) own all units between them. Each phase of a step is a product: every block
-// needs a whole vector (the state, r*h, or gradients) of which it has made only its own slices. So blocks write what
-// they have made into an exchange in global memory, which stays in the L2 cache, and read the rest from there.
+// A block owns W *slices* of 16 hidden units, in all gates, for the whole sequence; the blocks of a *group* (one
+// direction, up to `tiles` tiles of 8 rows of the batch) own all units between them. Each phase of a step is a product:
+// every block needs a whole vector (the state, r*h, or gradients) of which it has made only its own slices. So blocks
+// write what they have made into an exchange in global memory, which stays in the L2 cache, and read the rest from there.
 //
 // A block has two kinds of warps:
 //
@@ -31,7 +31,12 @@
 // float32 is split as x = high + low in two tf32, and the product taken as high*high + high*low + low*high, which is as
 // good as float32; TF32=1 keeps only the first.
 //
-// Set by the compiler's options: HIDDEN, SLICES_A_BLOCK, STORAGE, TF32, RESET, PHI, HELD_R, HELD_U, HELD_C.
+// There are two kernels for each pass: the narrow one has the fewest slices a block that the GPU can do with, which is
+// fastest where a group has one tile; the wide one has more, so that there are more groups with fewer tiles each, and a
+// word that is read serves more products.
+//
+// Set by the compiler's options: HIDDEN, NARROW and WIDE (slices a block), STORAGE, TF32, RESET, PHI, HELD_R, HELD_U,
+// HELD_C.
 //
 // Shapes: as in small.cu.
 
@@ -45,14 +50,10 @@
 #define GATES (RESET == NONE ? 1 : 3)
 #define PACK (STORAGE == FLOAT32 ? 1 : 2)
 #define SPLIT (STORAGE == FLOAT32 && !TF32)
-#define CELL_THREADS (128 / PACK)
-#define THREADS (32 * WARPS + CELL_THREADS)
-
 #define SLICES ((HIDDEN + 15) / 16)
 #define PAIRS ((SLICES + PACK - 1) / PACK)
 #define WARPS (PAIRS < 8 ? PAIRS : 8)  // each has a pair to wait for, so that none runs ahead
 #define SHARE ((PAIRS + WARPS - 1) / WARPS)  // pairs a warp
-#define CHUNK (SHARE < 8 ? SHARE : 8)        // of them read at once
 
 #define EMPTY 0xffffffffu
 #define SLOTS 4
@@ -61,6 +62,8 @@
 #define FULL 1  // named barriers: partial sums are there (2 of them), have been read (2 of them)
 #define FREE 3
 #define LOADED 5  // the product warps have the matrices
+
+__host__ __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
 
 __host__ __device__ constexpr int held(int gate) {
     return GATES == 1 || gate == 2 ? HELD_C : (gate == 1 ? HELD_U : HELD_R);
@@ -74,6 +77,14 @@ __host__ __device__ constexpr int count_held(int where, int gates) {
 
 #define IN_REGISTERS count_held(REGISTERS, GATES)
 #define IN_SHARED count_held(SHARED, GATES)
+#define CHUNK (SHARE < 2 || IN_REGISTERS ? min_of(SHARE, 2) : min_of(SHARE, 4))  // pairs of a read
+#define CHUNKS ((SHARE + CHUNK - 1) / CHUNK)
+
+// A cell thread has ITEMS places of PACK neighbouring units of one row, each in another slice.
+#define ALL_ITEMS (128 / PACK)  // of a slice
+__host__ __device__ constexpr int cell_threads(int slices) { return min_of(128, slices * ALL_ITEMS); }
+__host__ __device__ constexpr int items_of(int slices) { return slices * ALL_ITEMS / cell_threads(slices); }
+__host__ __device__ constexpr int threads_of(int slices) { return 32 * WARPS + cell_threads(slices); }
 
 // What a launch is about: of D `directions` the `first_direction` and as many after it as the grid is deep, and of the
 // batch the tiles from `first` on, at most `tiles` a group.
@@ -84,18 +95,16 @@ struct Task {
 
 // This block's part of the task.
 struct Part {
-    int direction, slice, slices, tile, tiles, parts;  // first and number of slices; first and number of tiles
+    int direction, slice, tile, tiles;  // the first slice; first and number of tiles
     index_t group;
     bool backwards;
 
-    __device__ explicit Part(const Task& task) {
+    __device__ Part(const Task& task, int slices) {
         direction = task.first_direction + blockIdx.z;
-        slice = blockIdx.x * SLICES_A_BLOCK;
-        slices = min(SLICES_A_BLOCK, SLICES - slice);
+        slice = blockIdx.x * slices;
         int all = static_cast<int>((task.batch + 7) / 8);
         tile = task.first + blockIdx.y * task.tiles;
         tiles = min(task.tiles, all - tile);
-        parts = slices * tiles;
         group = static_cast<index_t>(blockIdx.z) * gridDim.y + blockIdx.y;
         backwards = task.directions == 2 ? direction == 1 : task.reverse != 0;
     }
@@ -132,78 +141,95 @@ __device__ __forceinline__ bool is_empty(const uint4& x) {
     return x.x == EMPTY || x.y == EMPTY || x.z == EMPTY || x.w == EMPTY;
 }
 
-// This lane's words of `CHUNK` pairs of a vector, from the `first`-th of the warp's share on, when they have come.
-template <int FIRST>
-__device__ __forceinline__ void receive(uint4 (&words)[CHUNK], const unsigned* vector) {
-    const uint4* from = reinterpret_cast<const uint4*>(vector) + threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < CHUNK; ++i) {
-        words[i] = make_uint4(0, 0, 0, 0);
-        int pair = share_pair(FIRST + i);
-        if (FIRST + i < SHARE && pair < PAIRS && exists(pair)) words[i] = load_relaxed(from + pair * 32);
+// This lane's words of CHUNK pairs of a vector.
+struct Words {
+    uint4 of[CHUNK];
+    const uint4* from;
+    int first;  // the first of the pairs in the warp's share
+
+    __device__ __forceinline__ bool has(int i) const { return first + i < SHARE && share_pair(first + i) < PAIRS; }
+
+    __device__ __forceinline__ void load(int i) {
+        int pair = share_pair(first + i);
+        if (exists(pair)) of[i] = load_relaxed(from + pair * 32);
     }
+
+    // Ask for the words, without waiting.
+    __device__ __forceinline__ void request(const unsigned* vector, int first_pair) {
+        from = reinterpret_cast<const uint4*>(vector) + threadIdx.x % 32;
+        first = first_pair;
 #pragma unroll
-    for (int i = 0; i < CHUNK; ++i) {
-        int pair = share_pair(FIRST + i);
-        if (FIRST + i < SHARE && pair < PAIRS)
-            while (any_lane(is_empty(words[i])))
-                if (exists(pair)) words[i] = load_relaxed(from + pair * 32);
+        for (int i = 0; i < CHUNK; ++i) {
+            of[i] = make_uint4(0, 0, 0, 0);
+            if (has(i)) load(i);
+        }
     }
-}
+
+    // Ask again for what has not come; true if that was anything.
+    __device__ __forceinline__ bool renew() {
+        bool missing = false;
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i)
+            if (has(i) && any_lane(is_empty(of[i]))) {
+                load(i);
+                missing = true;
+            }
+        return missing;
+    }
+};
 
 // The fragments of this warp's share of the block's matrices.
+template <int W>
 struct Matrices {
-    unsigned kept[IN_REGISTERS ? IN_REGISTERS : 1][SHARE][2][4];
-    const uint4* shared;  // [IN_SHARED, slices, PAIRS, 2, 32 lanes]
-    const uint4* global;  // [GATES, SLICES, PAIRS, 2, 32 lanes]
-    int slice, slices;
+    unsigned kept[IN_REGISTERS ? IN_REGISTERS : 1][W][SHARE][2][4];
+    const uint4* shared;  // [IN_SHARED, W, PAIRS, 2, 32 lanes]
+    const uint4* global;  // [GATES, W * blocks, PAIRS, 2, 32 lanes], from the block's first slice on
+    int stride;           // from gate to gate there
 
-    __device__ Matrices(const uint4* fragments, uint4* room, const Part& part) : shared(room) {
-        slice = part.slice, slices = part.slices;
-        global = fragments + static_cast<index_t>(part.direction) * GATES * SLICES * PAIRS * 64 + threadIdx.x % 32;
+    __device__ Matrices(const uint4* fragments, uint4* room, const Part& part) : shared(room + threadIdx.x % 32) {
+        stride = W * gridDim.x * PAIRS * 64;
+        global = fragments + static_cast<index_t>(part.direction) * GATES * stride + part.slice * PAIRS * 64 +
+                 threadIdx.x % 32;
         if constexpr (GATES == 3) {
             fetch<0>(room);
             fetch<GATES - 2>(room);
         }
         fetch<GATES - 1>(room);
-        shared += threadIdx.x % 32;
         barrier_sync(LOADED, 32 * WARPS);
     }
 
     template <int GATE>
     __device__ __forceinline__ void fetch(uint4* room) {
         constexpr int where = held(GATE), place = count_held(where, GATE);
-        const uint4* matrix = global + (GATE * SLICES + slice) * PAIRS * 64;
+        const uint4* matrix = global + GATE * stride;
         if constexpr (where == REGISTERS) {
 #pragma unroll
-            for (int i = 0; i < SHARE; ++i)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    uint4 x = make_uint4(0, 0, 0, 0);
-                    if (share_pair(i) < PAIRS) x = matrix[(share_pair(i) * 2 + half) * 32];
-                    kept[place][i][half][0] = x.x, kept[place][i][half][1] = x.y;
-                    kept[place][i][half][2] = x.z, kept[place][i][half][3] = x.w;
-                }
+            for (int i = 0; i < W * SHARE * 2; ++i) {
+                int pair = share_pair(i / 2 % SHARE);
+                uint4 x = make_uint4(0, 0, 0, 0);
+                if (pair < PAIRS) x = matrix[((i / 2 / SHARE * PAIRS + pair) * 2 + i % 2) * 32];
+                unsigned(&to)[4] = kept[place][i / 2 / SHARE][i / 2 % SHARE][i % 2];
+                to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+            }
         }
         if constexpr (where == SHARED)
-            for (int i = threadIdx.x; i < slices * PAIRS * 64; i += 32 * WARPS)
-                room[place * slices * PAIRS * 64 + i] = matrix[i - static_cast<int>(threadIdx.x) % 32];
+            for (int i = threadIdx.x; i < W * PAIRS * 64; i += 32 * WARPS)
+                room[place * W * PAIRS * 64 + i] = matrix[i - static_cast<int>(threadIdx.x) % 32];
     }
 
+    // Of the slice `w`, the `i`-th pair of the share.
     template <int GATE>
-    __device__ __forceinline__ void read(unsigned (&a)[4], int i, int half, int of_slice) const {
+    __device__ __forceinline__ void read(unsigned (&a)[4], int w, int i, int half) const {
         constexpr int where = held(GATE), place = count_held(where, GATE);
         if constexpr (where == REGISTERS) {
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
-                a[k] = kept[place][i][half][k];
-                if (SPLIT && IN_REGISTERS * SHARE > 6) hide(a[k]);  // high and low would take twice the registers
+                a[k] = kept[place][w][i][half][k];
+                if (SPLIT && W * IN_REGISTERS * SHARE > 6) hide(a[k]);  // high and low would take twice the registers
             }
         } else {
-            int pair = share_pair(i);
-            uint4 x = where == SHARED
-                          ? shared[(((place * slices + of_slice) * PAIRS + pair) * 2 + half) * 32]
-                          : global[(((GATE * SLICES + slice + of_slice) * PAIRS + pair) * 2 + half) * 32];
+            int at = ((w * PAIRS + share_pair(i)) * 2 + half) * 32;
+            uint4 x = where == SHARED ? shared[place * W * PAIRS * 64 + at] : global[GATE * stride + at];
             a[0] = x.x, a[1] = x.y, a[2] = x.z, a[3] = x.w;
         }
     }
@@ -218,97 +244,115 @@ __device__ __forceinline__ void split(const unsigned (&x)[COUNT], unsigned (&hig
     }
 }
 
-// Partial sums of this warp: chains that do not wait for each other.
-#define CHAINS 4
+// Partial sums of this warp, in chains that do not wait for each other; COUNT of these are under way at once.
+template <int COUNT>
 struct Sums {
-    float of[CHAINS][4];
+    static constexpr int HALVES = COUNT == 1 ? 2 : 1;
+    float of[SPLIT ? 2 * HALVES : HALVES][4];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (auto& chain : of) chain[0] = chain[1] = chain[2] = chain[3] = 0.0f;
+    }
 
     __device__ __forceinline__ void add(const unsigned (&a)[4], const unsigned (&b)[2], int half) {
+        float(&chain)[4] = of[half % HALVES];
 #if STORAGE == BFLOAT16
-        mma_bfloat16(of[half], a, b);
+        mma_bfloat16(chain, a, b);
 #elif STORAGE == FLOAT16
-        mma_float16(of[half], a, b);
+        mma_float16(chain, a, b);
 #else
-        mma_tf32(of[half], a, b);
+        mma_tf32(chain, a, b);
 #endif
     }
 
-    __device__ __forceinline__ float total(int k) const { return (of[0][k] + of[1][k]) + (of[2][k] + of[3][k]); }
+    // b is split already.
+    __device__ __forceinline__ void add_split(
+        const unsigned (&a)[4], const unsigned (&b_high)[2], const unsigned (&b_low)[2], int half) {
+        unsigned high[4], low[4];
+        split(a, high, low);
+        float(&small)[4] = of[sizeof(of) / sizeof(of[0]) - HALVES + half % HALVES];
+        mma_tf32(small, low, b_high);
+        mma_tf32(small, high, b_low);
+        mma_tf32(of[half % HALVES], high, b_high);
+    }
+
+    __device__ __forceinline__ float total(int k) const {
+        float sum = of[0][k];
+#pragma unroll
+        for (int i = 1; i < static_cast<int>(sizeof(of) / sizeof(of[0])); ++i) sum += of[i][k];
+        return sum;
+    }
 };
 
-// sums[m] += matrix of gate FIRST+m times a vector.
-template <int FIRST, int COUNT, int FROM = 0>
+// sums[m][w] += the matrix of gate FIRST+m and slice w times the words of CHUNK pairs, from the share's pair AT on.
+template <int FIRST, int AT, int COUNT, int W>
 __device__ __forceinline__ void multiply(
-    Sums (&sums)[COUNT], const Matrices& matrices, int of_slice, const unsigned* vector) {
-    uint4 words[CHUNK];
-    receive<FROM>(words, vector);
+    Sums<COUNT * W> (&sums)[COUNT][W], const Matrices<W>& matrices, const uint4 (&words)[CHUNK]) {
 #pragma unroll
     for (int i = 0; i < CHUNK; ++i) {
-        if (FROM + i >= SHARE || share_pair(FROM + i) >= PAIRS) continue;
+        if (AT + i >= SHARE || share_pair(AT + i) >= PAIRS) continue;
         const unsigned all[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned b[2] = {all[2 * half], all[2 * half + 1]};
             unsigned high[2], low[2];
             if constexpr (SPLIT) split(b, high, low);
-            auto gate = [&](Sums& sum, const unsigned (&a)[4]) {
-                if constexpr (SPLIT) {
-                    unsigned a_high[4], a_low[4];
-                    split(a, a_high, a_low);
-                    sum.add(a_low, high, 2 + half);
-                    sum.add(a_high, low, 2 + half);
-                    sum.add(a_high, high, half);
-                } else {
-                    sum.add(a, b, half);
+#pragma unroll
+            for (int w = 0; w < W; ++w) {
+                auto add = [&](Sums<COUNT * W>& sum, const unsigned(&a)[4]) {
+                    if constexpr (SPLIT) sum.add_split(a, high, low, half);
+                    else sum.add(a, b, half);
+                };
+                unsigned a[4];
+                matrices.template read<FIRST>(a, w, AT + i, half);
+                add(sums[0][w], a);
+                if constexpr (COUNT > 1) {
+                    matrices.template read<FIRST + 1>(a, w, AT + i, half);
+                    add(sums[1][w], a);
                 }
-            };
-            unsigned a[4];
-            matrices.read<FIRST>(a, FROM + i, half, of_slice);
-            gate(sums[0], a);
-            if constexpr (COUNT > 1) {
-                matrices.read<FIRST + 1>(a, FROM + i, half, of_slice);
-                gate(sums[1], a);
-            }
-            if constexpr (COUNT > 2) {
-                matrices.read<FIRST + 2>(a, FROM + i, half, of_slice);
-                gate(sums[2], a);
+                if constexpr (COUNT > 2) {
+                    matrices.template read<FIRST + 2>(a, w, AT + i, half);
+                    add(sums[2][w], a);
+                }
             }
         }
     }
-    if constexpr (FROM + CHUNK < SHARE) multiply<FIRST, COUNT, FROM + CHUNK>(sums, matrices, of_slice, vector);
 }
 
-// The partial sums of COUNT products of one part: [2 turns, COUNT, WARPS, PARTIAL].
-template <int COUNT>
+// The partial sums of one tile: [2 turns, COUNT, W, WARPS, PARTIAL].
+template <int COUNT, int W>
 struct Partials {
     float* room;
     int turn = 0;
-    bool several;  // parts take turns with the two rooms; a single one's turns are phases apart
+    bool several;  // tiles take turns with the two rooms; a single one's turns are phases apart
 
-    __device__ Partials(float* shared, const Part& part) : room(shared), several(part.parts > 1) {}
+    __device__ Partials(float* shared, const Part& part) : room(shared), several(part.tiles > 1) {}
 
-    __device__ float* here() const { return room + turn % 2 * (COUNT * WARPS * PARTIAL); }
+    __device__ float* of(int m, int w) const { return room + ((turn % 2 * COUNT + m) * W + w) * (WARPS * PARTIAL); }
 
     // A product warp leaves its sums.
     template <int USED>
-    __device__ __forceinline__ void leave(const Sums (&sums)[USED]) {
-        if (several) barrier_sync(FREE + turn % 2, THREADS);
-        int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    __device__ __forceinline__ void leave(const Sums<USED * W> (&sums)[USED][W]) {
+        if (several) barrier_sync(FREE + turn % 2, threads_of(W));
+        int at = threadIdx.x / 32 * PARTIAL + threadIdx.x % 4 * (2 * PARTIAL_ROW) + threadIdx.x % 32 / 4;
 #pragma unroll
-        for (int m = 0; m < USED; ++m) {
-            float* to = here() + (m * WARPS + threadIdx.x / 32) * PARTIAL + 2 * c * PARTIAL_ROW + g;
-            to[0] = sums[m].total(0), to[PARTIAL_ROW] = sums[m].total(1);
-            to[8] = sums[m].total(2), to[PARTIAL_ROW + 8] = sums[m].total(3);
-        }
-        barrier_arrive(FULL + turn % 2, THREADS);
+        for (int m = 0; m < USED; ++m)
+#pragma unroll
+            for (int w = 0; w < W; ++w) {
+                float* to = of(m, w) + at;
+                to[0] = sums[m][w].total(0), to[PARTIAL_ROW] = sums[m][w].total(1);
+                to[8] = sums[m][w].total(2), to[PARTIAL_ROW + 8] = sums[m][w].total(3);
+            }
+        barrier_arrive(FULL + turn % 2, threads_of(W));
         ++turn;
     }
 
     // A cell thread waits for sums, reads them, and gives the room back.
-    __device__ __forceinline__ void open() { barrier_sync(FULL + turn % 2, THREADS); }
+    __device__ __forceinline__ void open() { barrier_sync(FULL + turn % 2, threads_of(W)); }
 
-    __device__ __forceinline__ float sum(int m, int place) const {
-        const float* from = here() + m * WARPS * PARTIAL + place;
+    __device__ __forceinline__ float sum(int m, int w, int place) const {
+        const float* from = of(m, w) + place;
         float total = 0.0f;
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) total += from[warp * PARTIAL];
@@ -316,57 +360,108 @@ struct Partials {
     }
 
     __device__ __forceinline__ void close() {
-        if (several) barrier_arrive(FREE + turn % 2, THREADS);
+        if (several) barrier_arrive(FREE + turn % 2, threads_of(W));
         ++turn;
     }
 
     __device__ void begin() const {
         if (!several) return;
-        barrier_arrive(FREE, THREADS);
-        barrier_arrive(FREE + 1, THREADS);
+        barrier_arrive(FREE, threads_of(W));
+        barrier_arrive(FREE + 1, threads_of(W));
     }
 };
 
-template <int COUNT>
-__device__ __forceinline__ void clear(Sums (&sums)[COUNT]) {
-#pragma unroll
-    for (int m = 0; m < COUNT; ++m)
-#pragma unroll
-        for (int k = 0; k < 4 * CHAINS; ++k) sums[m].of[k / 4][k % 4] = 0.0f;
-}
+// The products of one phase, for every tile of the group. `Product` says what they are: COUNT gates from gate
+// `first(i)` on times vector `vector(i)`, for i < VECTORS, all added up.
+//
+// Words are asked for two reads ahead, across tiles too.
+template <typename Product, int W, int SLOT_VECTORS, int PARTIAL_COUNT>
+struct Phase {
+    static constexpr int READS = Product::VECTORS * CHUNKS;  // of a tile
+    const Matrices<W>& matrices;
+    const Exchange<SLOT_VECTORS>& exchange;
+    const Part& part;
+    index_t phase;
+    Words next, after_next;
 
-// All products of a pass. `product(sums, part's slice, tile, phase)` takes one.
-template <int PHASES, int COUNT, typename Product>
-__device__ __forceinline__ void run_products(
-    const Part& part, index_t steps, Partials<COUNT>& partials, Product product) {
-    for (index_t phase = 0; phase < steps * PHASES; ++phase) {
-        for (int j = 0; j < part.parts; ++j) product(j % part.slices, j / part.slices, phase);
+    template <int READ>
+    __device__ __forceinline__ void request(Words& words, int tile) {
+        constexpr int vector = READ % READS / CHUNKS, chunk = READ % CHUNKS;
+        tile += READ / READS;
+        words.first = SHARE;
+        if (tile < part.tiles) words.request(exchange.at(phase, Product::vector(vector), tile), chunk * CHUNK);
+    }
+
+    template <int READ>
+    __device__ __forceinline__ void add(Sums<Product::COUNT * W> (&sums)[Product::COUNT][W], int tile) {
+        if constexpr (READ < READS) {
+            // With one tile, words are looked for before they have come, so that those of the next read are old too.
+            while (next.renew())
+                if (part.tiles == 1) after_next.renew();
+            const Words now = next;
+            next = after_next;
+            if (part.tiles == 1) next.renew();
+            request<READ + 2>(after_next, tile);
+            multiply<Product::first(READ / CHUNKS), READ % CHUNKS * CHUNK, Product::COUNT, W>(sums, matrices, now.of);
+            add<READ + 1>(sums, tile);
+        }
+    }
+
+    __device__ __forceinline__ void run(Partials<PARTIAL_COUNT, W>& partials) {
+        request<0>(next, 0);
+        request<1>(after_next, 0);
+        for (int tile = 0; tile < part.tiles; ++tile) {
+            Sums<Product::COUNT * W> sums[Product::COUNT][W];
+#pragma unroll
+            for (auto& gate : sums)
+#pragma unroll
+                for (auto& slice : gate) slice.clear();
+            add<0>(sums, tile);
+            partials.leave(sums);
+        }
         fence();  // before looking at words that were emptied two phases ago
     }
+};
+
+template <typename Product, int W, int SLOT_VECTORS, int PARTIAL_COUNT>
+__device__ __forceinline__ void run_phase(
+    const Matrices<W>& matrices, const Exchange<SLOT_VECTORS>& exchange, const Part& part,
+    Partials<PARTIAL_COUNT, W>& partials, index_t phase) {
+    Phase<Product, W, SLOT_VECTORS, PARTIAL_COUNT>{matrices, exchange, part, phase, {}, {}}.run(partials);
 }
 
 // ------------------------------------------------------------------------------------------------------- cell warps
 
-// A cell thread's place in one part: PACK neighbouring units of one row.
+// One place of a cell thread at one step of one tile: PACK neighbouring units of one row.
 struct Cell {
-    int place;       // of the first unit in the partial sums
-    int word;        // in a tile of a vector
-    int tile;        // of the group's
-    index_t row;     // of the batch
-    int unit;        // the first
-    index_t length;  // 0 where the row does not exist
+    int slice;   // of the block's
+    int place;   // of the first unit in the partial sums
+    int word;    // in a tile of a vector
+    bool there;  // the slice exists
+    int unit;    // the first
+    index_t row;
+    index_t length;  // the steps before it are alive
+    index_t state, gate;  // where the first unit lies in hidden and in gates
+    index_t start;        // and in the initial state
 
-    __device__ Cell(const Part& part, int j, const Task& task, const index_t* lengths) {
-        int thread = threadIdx.x - 32 * WARPS;
-        int row_of_tile = thread / (16 / PACK), unit_of_slice = thread % (16 / PACK) * PACK;
-        int slice = part.slice + j % part.slices;
-        place = row_of_tile * PARTIAL_ROW + unit_of_slice;
-        tile = j / part.slices;
-        word = slice / PACK * 128 + row_of_tile * 16 + (slice % PACK) * 8 + unit_of_slice / PACK;
-        if (PACK == 1) word = slice * 128 + row_of_tile * 16 + unit_of_slice;
-        row = static_cast<index_t>(part.tile + tile) * 8 + row_of_tile;
-        unit = slice * 16 + unit_of_slice;
-        length = row >= task.batch ? 0 : (lengths ? lengths[row] : task.steps);
+    template <int W>
+    __device__ static Cell make(const Part& part, const Task& task, const index_t* lengths, int tile, int item, index_t t) {
+        Cell at;
+        int index = item * cell_threads(W) + threadIdx.x - 32 * WARPS;
+        int row_of_tile = index % ALL_ITEMS / (16 / PACK), unit_of_slice = index % (16 / PACK) * PACK;
+        at.slice = index / ALL_ITEMS;
+        int slice = part.slice + at.slice;
+        at.there = slice < SLICES;
+        at.place = row_of_tile * PARTIAL_ROW + unit_of_slice;
+        at.word = slice / PACK * 128 + row_of_tile * 16 + slice % PACK * 8 + unit_of_slice / PACK;
+        at.unit = slice * 16 + unit_of_slice;
+        at.row = static_cast<index_t>(part.tile + tile) * 8 + row_of_tile;
+        at.length = at.row >= task.batch ? 0 : (lengths ? lengths[at.row] : task.steps);
+        index_t line = (t * task.batch + at.row) * task.directions + part.direction;
+        at.state = line * HIDDEN + at.unit;
+        at.gate = line * (GATES * HIDDEN) + at.unit;
+        at.start = (static_cast<index_t>(part.direction) * task.batch + at.row) * HIDDEN + at.unit;
+        return at;
     }
 
     __device__ bool real(int k, const Task& task) const { return row < task.batch && unit + k < HIDDEN; }
@@ -381,13 +476,25 @@ __device__ __forceinline__ unsigned word_of(const float (&x)[PACK]) {
     return word == EMPTY ? 0x7fffffffu : word;  // another NaN
 }
 
-// What cell threads remember of each part from phase to phase: [FIELDS, parts, PACK, CELL_THREADS].
+template <typename T>
+__device__ __forceinline__ void write(T* to, const float (&x)[PACK], const Cell& at, const Task& task) {
+#pragma unroll
+    for (int k = 0; k < PACK; ++k)
+        if (at.real(k, task)) {
+            if constexpr (sizeof(T) == sizeof(float)) to[k] = x[k];
+            else to[k] = store(x[k]);
+        }
+}
+
+// What cell threads remember of each tile from phase to phase: [FIELDS, tiles, items, PACK, cell threads].
+template <int W>
 struct Memory {
     float* room;
-    int parts;
+    int tiles;
 
-    __device__ float& operator()(int field, int j, int k) const {
-        return room[((field * parts + j) * PACK + k) * CELL_THREADS + threadIdx.x - 32 * WARPS];
+    __device__ float& operator()(int field, int tile, int item, int k) const {
+        int index = ((field * tiles + tile) * items_of(W) + item) * PACK + k;
+        return room[index * cell_threads(W) + threadIdx.x - 32 * WARPS];
     }
 };
 
@@ -395,12 +502,13 @@ template <int VECTORS>
 struct Publisher {
     Exchange<VECTORS> exchange;
 
-    __device__ __forceinline__ void publish(const Cell& at, index_t phase, int vector, const float (&x)[PACK]) const {
-        store_relaxed(exchange.at(phase, vector, at.tile) + at.word, word_of(x));
+    __device__ __forceinline__ void publish(
+        const Cell& at, int tile, index_t phase, int vector, const float (&x)[PACK]) const {
+        if (at.there) store_relaxed(exchange.at(phase, vector, tile) + at.word, word_of(x));
     }
 
-    __device__ __forceinline__ void empty(const Cell& at, index_t phase, int vector) const {
-        store_relaxed(exchange.at(phase, vector, at.tile) + at.word, EMPTY);
+    __device__ __forceinline__ void empty(const Cell& at, int tile, index_t phase, int vector) const {
+        if (at.there) store_relaxed(exchange.at(phase, vector, tile) + at.word, EMPTY);
     }
 };
 
@@ -418,181 +526,200 @@ struct Forward {
 };
 
 #define FORWARD_PRODUCTS (RESET == BEFORE ? 2 : GATES)
-#define FORWARD_PHASES (RESET == BEFORE ? 2 : 1)
+enum { STATE, UPDATE, CANDIDATE, BIAS, FIELDS };
 
-// A cell thread's view of one part at one step.
-struct ForwardCell {
-    Cell at;
-    index_t state, gate;  // where hidden and gates of the first unit lie
-    bool over;
+// All the products with the state: r and u ("before"), r, u and c ("after"), or c.
+struct OfState {
+    static constexpr int VECTORS = 1, COUNT = FORWARD_PRODUCTS;
+    __host__ __device__ static constexpr int vector(int) { return 0; }
+    __host__ __device__ static constexpr int first(int) { return 0; }
+};
 
-    __device__ ForwardCell(const Part& part, int j, const Task& task, const Forward& x, index_t t)
-        : at(part, j, task, x.lengths) {
-        state = ((t * task.batch + at.row) * task.directions + part.direction) * HIDDEN + at.unit;
-        gate = ((t * task.batch + at.row) * task.directions + part.direction) * (GATES * HIDDEN) + at.unit;
-        over = t >= at.length;
-    }
+// W_c (r*h).
+struct OfGated {
+    static constexpr int VECTORS = 1, COUNT = 1;
+    __host__ __device__ static constexpr int vector(int) { return 0; }
+    __host__ __device__ static constexpr int first(int) { return GATES - 1; }
+};
+
+// The projected input of one tile at one step, asked for long before it is needed.
+template <int W>
+struct ProjectedAhead {
+    float p[items_of(W)][GATES][PACK];
 
     // Padding may hold anything, NaN included.
-    __device__ void read(float (&p)[PACK], const Forward& x, const Task& task, int of_gate) const {
+    __device__ __forceinline__ void read(const Part& part, const Task& task, const Forward& x, int tile, index_t step) {
+        index_t t = part.time(step, task.steps);
 #pragma unroll
-        for (int k = 0; k < PACK; ++k)
-            p[k] = at.real(k, task) && !over ? load(x.projected + gate + of_gate * HIDDEN + k) : 0.0f;
-    }
-
-    __device__ void write_gate(const float (&y)[PACK], const Forward& x, const Task& task, int of_gate) const {
+        for (int item = 0; item < items_of(W); ++item) {
+            const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, t);
 #pragma unroll
-        for (int k = 0; k < PACK; ++k)
-            if (at.real(k, task)) x.gates[gate + of_gate * HIDDEN + k] = store(y[k]);
-    }
-
-    __device__ void write_state(const float (&h)[PACK], const Forward& x, const Task& task) const {
+            for (int gate = 0; gate < GATES; ++gate)
 #pragma unroll
-        for (int k = 0; k < PACK; ++k)
-            if (at.real(k, task)) x.hidden[state + k] = h[k];
+                for (int k = 0; k < PACK; ++k)
+                    p[item][gate][k] = step < task.steps && at.real(k, task) && t < at.length
+                                           ? load(x.projected + at.gate + gate * HIDDEN + k)
+                                           : 0.0f;
+        }
     }
 };
 
-enum { STATE, UPDATE, CANDIDATE, BIAS, FORWARD_FIELDS };
+template <int W>
+struct ForwardCells {
+    const Part& part;
+    const Task& task;
+    const Forward& x;
+    Partials<FORWARD_PRODUCTS, W>& partials;
+    const Memory<W> memory;
+    const Publisher<1> out;
+    index_t phase;
 
-__device__ void forward_cells(
-    const Part& part, const Task& task, const Forward& x, Partials<FORWARD_PRODUCTS>& partials, const Memory& memory) {
-    Publisher<1> out = {Exchange<1>(x.exchange, part, task.tiles)};
-    partials.begin();
-    for (int j = 0; j < part.parts; ++j) {
-        Cell at(part, j, task, x.lengths);
-        float h[PACK];
+    __device__ void start() {
+        partials.begin();
+        for (int tile = 0; tile < part.tiles; ++tile)
+            for (int item = 0; item < items_of(W); ++item) {
+                const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, 0);
+                float h[PACK];
 #pragma unroll
-        for (int k = 0; k < PACK; ++k) {
-            index_t unit = static_cast<index_t>(part.direction) * HIDDEN + at.unit + k;
-            index_t start = (static_cast<index_t>(part.direction) * task.batch + at.row) * HIDDEN + at.unit + k;
-            memory(STATE, j, k) = h[k] = at.real(k, task) ? x.initial[start] : 0.0f;
-            memory(BIAS, j, k) = x.threshold && at.unit + k < HIDDEN ? x.threshold[unit] : 0.0f;
-        }
-        out.publish(at, 0, 0, h);
+                for (int k = 0; k < PACK; ++k) {
+                    const float* bias = x.threshold + part.direction * HIDDEN + at.unit + k;
+                    memory(STATE, tile, item, k) = h[k] = at.real(k, task) ? x.initial[at.start + k] : 0.0f;
+                    memory(BIAS, tile, item, k) = x.threshold && at.unit + k < HIDDEN ? *bias : 0.0f;
+                }
+                out.publish(at, tile, 0, 0, h);
+            }
     }
 
-    index_t phase = 0;
     // Having published for the next phase: make room two phases further on, and let that be known.
-    auto make_room = [&](const Cell& at) {
-        out.empty(at, phase + 3, 0);
-        if (part.parts == 1) fence();
-    };
-    auto next_phase = [&] {
-        if (part.parts > 1) fence();
+    __device__ __forceinline__ void make_room(const Cell& at, int tile) {
+        out.empty(at, tile, phase + 3, 0);
+        if (part.tiles == 1 && items_of(W) == 1) fence();
+    }
+
+    __device__ __forceinline__ void next_phase() {
+        if (part.tiles > 1 || items_of(W) > 1) fence();
         ++phase;
-    };
-    auto new_state = [&](const ForwardCell& cell, int j, const float (&c)[PACK], const float (&u)[PACK]) {
+    }
+
+    __device__ __forceinline__ void new_state(
+        const Cell& at, int tile, int item, bool over, const float (&c)[PACK], const float (&u)[PACK]) {
         float h[PACK];
 #pragma unroll
         for (int k = 0; k < PACK; ++k) {
-            float before = memory(STATE, j, k);
-            h[k] = cell.over ? before : before + u[k] * (c[k] - before);
-            memory(STATE, j, k) = h[k];
+            float before = memory(STATE, tile, item, k);
+            h[k] = over ? before : before + u[k] * (c[k] - before);
+            memory(STATE, tile, item, k) = h[k];
         }
-        out.publish(cell.at, phase + 1, 0, h);
-        make_room(cell.at);
-        cell.write_gate(c, x, task, GATES - 1);
-        cell.write_state(h, x, task);
-    };
-    for (index_t step = 0; step < task.steps; ++step) {
-        index_t t = part.time(step, task.steps);
-        for (int j = 0; j < part.parts; ++j) {
-            ForwardCell cell(part, j, task, x, t);
-            float p[3][PACK], r[PACK], u[PACK], c[PACK];
+        out.publish(at, tile, phase + 1, 0, h);
+        make_room(at, tile);
+        write(x.gates + at.gate + (GATES - 1) * HIDDEN, c, at, task);
+        write(x.hidden + at.state, h, at, task);
+    }
+
+    // What follows on the products with the state.
+    __device__ __forceinline__ void on_state(const Cell& at, int tile, int item, bool over, const float (&p)[GATES][PACK]) {
+        float r[PACK], u[PACK], c[PACK];
 #pragma unroll
-            for (int gate = 0; gate < GATES; ++gate) cell.read(p[gate], x, task, gate);
-            partials.open();
+        for (int k = 0; k < PACK; ++k) {
+            float first = p[0][k] + partials.sum(0, at.slice, at.place + k);
             if constexpr (RESET == NONE) {
-#pragma unroll
-                for (int k = 0; k < PACK; ++k) {
-                    c[k] = activate(p[0][k] + partials.sum(0, cell.at.place + k), memory(BIAS, j, k));
-                    u[k] = 1.0f;
-                }
-                partials.close();
-                new_state(cell, j, c, u);
-                continue;
+                c[k] = activate(first, memory(BIAS, tile, item, k));
+                u[k] = 1.0f;
             } else {
-#pragma unroll
-                for (int k = 0; k < PACK; ++k) {
-                    r[k] = logistic(p[0][k] + partials.sum(0, cell.at.place + k));
-                    u[k] = cell.over ? 0.0f : logistic(p[1][k] + partials.sum(1, cell.at.place + k));
-                }
+                r[k] = logistic(first);
+                float second = p[GATES - 2][k] + partials.sum(GATES - 2, at.slice, at.place + k);
+                u[k] = over ? 0.0f : logistic(second);
             }
-            if constexpr (RESET == BEFORE) {
-                float gated[PACK];
-#pragma unroll
-                for (int k = 0; k < PACK; ++k) {
-                    gated[k] = r[k] * memory(STATE, j, k);
-                    memory(UPDATE, j, k) = u[k];
-                    memory(CANDIDATE, j, k) = p[GATES - 1][k];
-                }
-                out.publish(cell.at, phase + 1, 0, gated);
-                partials.close();
-                make_room(cell.at);
-            } else if constexpr (RESET == AFTER) {
-#pragma unroll
-                for (int k = 0; k < PACK; ++k) {
-                    float product = partials.sum(FORWARD_PRODUCTS - 1, cell.at.place + k);
-                    c[k] = activate(p[GATES - 1][k] + r[k] * product, memory(BIAS, j, k));
-                }
-                partials.close();
-                new_state(cell, j, c, u);
+            if constexpr (RESET == AFTER) {
+                float product = partials.sum(FORWARD_PRODUCTS - 1, at.slice, at.place + k);
+                c[k] = activate(p[GATES - 1][k] + r[k] * product, memory(BIAS, tile, item, k));
             }
-            cell.write_gate(r, x, task, 0);
-            cell.write_gate(u, x, task, GATES == 1 ? 0 : 1);
         }
-        next_phase();
         if constexpr (RESET == BEFORE) {
-            for (int j = 0; j < part.parts; ++j) {
-                ForwardCell cell(part, j, task, x, t);
-                float u[PACK], c[PACK];
+            float gated[PACK];
+#pragma unroll
+            for (int k = 0; k < PACK; ++k) {
+                gated[k] = r[k] * memory(STATE, tile, item, k);
+                memory(UPDATE, tile, item, k) = u[k];
+                memory(CANDIDATE, tile, item, k) = p[GATES - 1][k];
+            }
+            out.publish(at, tile, phase + 1, 0, gated);
+            make_room(at, tile);
+        } else {
+            new_state(at, tile, item, over, c, u);
+        }
+        if constexpr (RESET != NONE) {
+            write(x.gates + at.gate, r, at, task);
+            write(x.gates + at.gate + (GATES - 2) * HIDDEN, u, at, task);
+        }
+    }
+
+    // What follows on W_c (r*h).
+    __device__ __forceinline__ void on_gated(const Cell& at, int tile, int item, bool over) {
+        float u[PACK], c[PACK];
+#pragma unroll
+        for (int k = 0; k < PACK; ++k) {
+            float z = memory(CANDIDATE, tile, item, k) + partials.sum(0, at.slice, at.place + k);
+            c[k] = activate(z, memory(BIAS, tile, item, k));
+            u[k] = memory(UPDATE, tile, item, k);
+        }
+        new_state(at, tile, item, over, c, u);
+    }
+
+    __device__ void run() {
+        start();
+        ProjectedAhead<W> now, ahead;
+        ahead.read(part, task, x, 0, 0);
+        for (index_t step = 0; step < task.steps; ++step) {
+            const index_t t = part.time(step, task.steps);
+            for (int tile = 0; tile < part.tiles; ++tile) {
+                now = ahead;
+                bool last = tile + 1 == part.tiles;
+                ahead.read(part, task, x, last ? 0 : tile + 1, last ? step + 1 : step);
                 partials.open();
 #pragma unroll
-                for (int k = 0; k < PACK; ++k) {
-                    float z = memory(CANDIDATE, j, k) + partials.sum(0, cell.at.place + k);
-                    c[k] = activate(z, memory(BIAS, j, k));
-                    u[k] = memory(UPDATE, j, k);
+                for (int item = 0; item < items_of(W); ++item) {
+                    const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, t);
+                    on_state(at, tile, item, t >= at.length, now.p[item]);
                 }
                 partials.close();
-                new_state(cell, j, c, u);
             }
             next_phase();
+            if constexpr (RESET == BEFORE) {
+                for (int tile = 0; tile < part.tiles; ++tile) {
+                    partials.open();
+#pragma unroll
+                    for (int item = 0; item < items_of(W); ++item) {
+                        const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, t);
+                        on_gated(at, tile, item, t >= at.length);
+                    }
+                    partials.close();
+                }
+                next_phase();
+            }
         }
     }
-}
+};
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) large_forward(
-    const stored* projected, const float* initial, const uint4* fragments, const float* threshold,
-    const index_t* lengths, float* hidden, stored* gates, unsigned* exchange, index_t steps, index_t batch,
-    index_t directions, index_t reverse, index_t first_direction, index_t first, index_t tiles) {
-    const Forward x = {projected, initial, fragments, threshold, lengths, hidden, gates, exchange};
-    const Task task = {
-        steps, batch, directions, reverse, static_cast<int>(first_direction), static_cast<int>(first), static_cast<int>(tiles)};
-    const Part part(task);
+template <int W>
+__device__ __forceinline__ void forward(const Forward& x, const Task& task) {
+    const Part part(task, W);
     uint4* matrix_room = reinterpret_cast<uint4*>(dynamic_shared());
-    float* partial_room = reinterpret_cast<float*>(matrix_room + IN_SHARED * SLICES_A_BLOCK * PAIRS * 64);
-    Partials<FORWARD_PRODUCTS> partials(partial_room, part);
+    float* partial_room = reinterpret_cast<float*>(matrix_room + IN_SHARED * W * PAIRS * 64);
+    Partials<FORWARD_PRODUCTS, W> partials(partial_room, part);
     if (threadIdx.x >= 32 * WARPS) {
-        forward_cells(part, task, x, partials, Memory{partial_room + 2 * FORWARD_PRODUCTS * WARPS * PARTIAL, part.parts});
+        const Memory<W> memory = {partial_room + 2 * FORWARD_PRODUCTS * W * WARPS * PARTIAL, part.tiles};
+        const Publisher<1> out = {Exchange<1>(x.exchange, part, task.tiles)};
+        ForwardCells<W>{part, task, x, partials, memory, out, 0}.run();
         return;
     }
-    const Matrices matrices(fragments, matrix_room, part);
-    const Exchange<1> in(exchange, part, task.tiles);
-    run_products<FORWARD_PHASES>(part, steps, partials, [&](int slice, int tile, index_t phase) {
-        const unsigned* vector = in.at(phase, 0, tile);
-        if (RESET == BEFORE && phase % 2 == 1) {
-            Sums sums[1];
-            clear(sums);
-            multiply<GATES - 1, 1>(sums, matrices, slice, vector);
-            partials.leave(sums);
-        } else {
-            Sums sums[FORWARD_PRODUCTS];
-            clear(sums);
-            multiply<0, FORWARD_PRODUCTS>(sums, matrices, slice, vector);
-            partials.leave(sums);
-        }
-    });
+    const Matrices<W> matrices(x.fragments, matrix_room, part);
+    const Exchange<1> in(x.exchange, part, task.tiles);
+    index_t phase = 0;
+    for (index_t step = 0; step < task.steps; ++step) {
+        run_phase<OfState, W>(matrices, in, part, partials, phase++);
+        if constexpr (RESET == BEFORE) run_phase<OfGated, W>(matrices, in, part, partials, phase++);
+    }
 }
 
 // --------------------------------------------------------------------------------------------------------- backward
@@ -615,209 +742,255 @@ struct Backward {
 // Vectors in a slot. "before": 0 is dL/dz_c in even phases and dL/dz_r in odd ones, 1 (odd phases) dL/dz_u, which is
 // published with dL/dz_c. "after": dL/dz_r, dL/dz_u, dL/dm. "none": dL/dz_c.
 #define BACKWARD_VECTORS (RESET == BEFORE ? 2 : GATES)
-#define BACKWARD_PHASES (RESET == BEFORE ? 2 : 1)
 
-// What a step saved, for one part.
-struct Saved {
-    float grad[PACK], r[PACK], u[PACK], c[PACK], before[PACK], product[PACK];
+// W_c' dL/dz_c, which is dL/d(r*h).
+struct OfCandidate {
+    static constexpr int VECTORS = 1, COUNT = 1;
+    __host__ __device__ static constexpr int vector(int) { return 0; }
+    __host__ __device__ static constexpr int first(int) { return GATES - 1; }
 };
 
-struct BackwardCell {
-    Cell at;
-    index_t t, state, gate, start;
+// All that goes back to the state. "before": dL/dz_u has been there for a while, and its product fills the wait for
+// dL/dz_r.
+struct OfGradients {
+    static constexpr int VECTORS = RESET == BEFORE ? 2 : GATES, COUNT = 1;
+    __host__ __device__ static constexpr int vector(int i) { return RESET == BEFORE ? 1 - i : i; }
+    __host__ __device__ static constexpr int first(int i) { return RESET == BEFORE ? 1 - i : i; }
+};
 
-    __device__ BackwardCell(const Part& part, int j, const Task& task, const Backward& x, index_t step)
-        : at(part, j, task, x.lengths) {
-        t = part.backwards ? step : task.steps - 1 - step;
-        state = ((t * task.batch + at.row) * task.directions + part.direction) * HIDDEN + at.unit;
-        gate = ((t * task.batch + at.row) * task.directions + part.direction) * (GATES * HIDDEN) + at.unit;
-        start = (static_cast<index_t>(part.direction) * task.batch + at.row) * HIDDEN + at.unit;
-    }
+// What a step saved, for one tile.
+template <int W>
+struct SavedAhead {
+    struct Item {
+        float grad[PACK], r[PACK], u[PACK], c[PACK], before[PACK], product[PACK];
+    } of[items_of(W)];
 
-    __device__ void read(Saved& saved, const Part& part, const Task& task, const Backward& x) const {
-        const index_t stride = task.batch * task.directions * HIDDEN;
-        const bool first = t == (part.backwards ? task.steps - 1 : 0);
+    __device__ __forceinline__ void read(const Part& part, const Task& task, const Backward& x, int tile, index_t step) {
+        if (step >= task.steps) return;
+        const index_t t = part.time(task.steps - 1 - step, task.steps);
+        const bool first = step == task.steps - 1;
+        const index_t back = (part.backwards ? 1 : -1) * task.batch * task.directions * HIDDEN;
 #pragma unroll
-        for (int k = 0; k < PACK; ++k) {
-            bool real = at.real(k, task);
-            saved.grad[k] = real ? x.grad_hidden[state + k] : 0.0f;
-            saved.c[k] = real ? load(x.gates + gate + (GATES - 1) * HIDDEN + k) : 0.0f;
-            saved.r[k] = real && GATES == 3 ? load(x.gates + gate + k) : 0.0f;
-            saved.u[k] = real && GATES == 3 ? load(x.gates + gate + (GATES == 3) * HIDDEN + k) : 0.0f;
-            const float* from = first ? x.initial + start : x.hidden + (part.backwards ? state + stride : state - stride);
-            saved.before[k] = real ? from[k] : 0.0f;
-            saved.product[k] = real && RESET == AFTER ? x.products[state + k] : 0.0f;
+        for (int item = 0; item < items_of(W); ++item) {
+            const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, t);
+            const float* before = first ? x.initial + at.start : x.hidden + at.state + back;
+#pragma unroll
+            for (int k = 0; k < PACK; ++k) {
+                bool real = at.real(k, task);
+                of[item].grad[k] = real ? x.grad_hidden[at.state + k] : 0.0f;
+                of[item].c[k] = real ? load(x.gates + at.gate + (GATES - 1) * HIDDEN + k) : 0.0f;
+                of[item].r[k] = real && GATES == 3 ? load(x.gates + at.gate + k) : 0.0f;
+                of[item].u[k] = real && GATES == 3 ? load(x.gates + at.gate + (GATES == 3) * HIDDEN + k) : 0.0f;
+                of[item].before[k] = real ? before[k] : 0.0f;
+                of[item].product[k] = real && RESET == AFTER ? x.products[at.state + k] : 0.0f;
+            }
         }
-    }
-
-    __device__ void write_gradient(const float (&d)[PACK], const Backward& x, const Task& task, int of_gate) const {
-#pragma unroll
-        for (int k = 0; k < PACK; ++k)
-            if (at.real(k, task)) x.d_projected[gate + of_gate * HIDDEN + k] = store(d[k]);
-    }
-
-    __device__ void write_operand(const float (&y)[PACK], const Backward& x, const Task& task, int which) const {
-#pragma unroll
-        for (int k = 0; k < PACK; ++k)
-            if (at.real(k, task)) x.operands[2 * (state - at.unit) + which * HIDDEN + at.unit + k] = store(y[k]);
     }
 };
 
 // CARRIED: the part of the gradient of the state before the step that no product brings.
-enum { CARRIED, OPENED, GATED, TO_THRESHOLD, BACKWARD_FIELDS };
+enum { CARRIED, OPENED, GATED, TO_THRESHOLD };
 
-__device__ void backward_cells(
-    const Part& part, const Task& task, const Backward& x, Partials<1>& partials, const Memory& memory) {
-    Publisher<BACKWARD_VECTORS> out = {Exchange<BACKWARD_VECTORS>(x.exchange, part, task.tiles)};
-    partials.begin();
-    index_t phase = -1;
-    auto make_room = [&](const Cell& at) {
-        if (phase >= 0) {
-            out.empty(at, phase + 3, 0);
-            if (RESET == AFTER || (RESET == BEFORE && phase % 2 == 0)) out.empty(at, phase + 3, BACKWARD_VECTORS > 1);
-            if (RESET == AFTER) out.empty(at, phase + 3, BACKWARD_VECTORS - 1);
-            if (part.parts == 1) fence();
-        }
-    };
-    auto next_phase = [&] {
-        if (part.parts > 1) fence();
+template <int W>
+struct BackwardCells {
+    const Part& part;
+    const Task& task;
+    const Backward& x;
+    Partials<1, W>& partials;
+    const Memory<W> memory;
+    const Publisher<BACKWARD_VECTORS> out;
+    index_t phase;
+
+    __device__ __forceinline__ void make_room(const Cell& at, int tile) {
+        if (phase < 0) return;
+        out.empty(at, tile, phase + 3, 0);
+        if (RESET == AFTER || (RESET == BEFORE && phase % 2 == 0)) out.empty(at, tile, phase + 3, BACKWARD_VECTORS > 1);
+        if (RESET == AFTER) out.empty(at, tile, phase + 3, BACKWARD_VECTORS - 1);
+        if (part.tiles == 1 && items_of(W) == 1) fence();
+    }
+
+    __device__ __forceinline__ void next_phase() {
+        if (part.tiles > 1 || items_of(W) > 1) fence();
         ++phase;
-    };
-    // With the whole gradient of a step's state: publish what the products need, and write what is known.
-    auto start_step = [&](const BackwardCell& cell, const Saved& saved, int j, float (&e)[PACK]) {
+    }
+
+    // With the gradient `e` that later steps send to a step's state: publish what the products need, and write what is
+    // known.
+    __device__ __forceinline__ void start_step(
+        const Cell& at, int tile, int item, bool over, const typename SavedAhead<W>::Item& saved, float (&e)[PACK]) {
         float d_c[PACK], d_u[PACK], d_r[PACK], second[PACK];
-        bool over = cell.t >= cell.at.length;
 #pragma unroll
         for (int k = 0; k < PACK; ++k) {
             e[k] += saved.grad[k];
             float r = saved.r[k], u = saved.u[k], c = saved.c[k];
             if (RESET == NONE) {
                 d_c[k] = over ? 0.0f : e[k] * slope(c);
-                memory(CARRIED, j, k) = over ? e[k] : 0.0f;
+                memory(CARRIED, tile, item, k) = over ? e[k] : 0.0f;
             } else {
                 d_c[k] = e[k] * u * slope(c);
                 d_u[k] = e[k] * (c - saved.before[k]) * u * (1.0f - u);
-                memory(CARRIED, j, k) = e[k] * (1.0f - u);
+                memory(CARRIED, tile, item, k) = e[k] * (1.0f - u);
             }
             if (RESET == BEFORE) {
                 second[k] = r * saved.before[k];
-                memory(OPENED, j, k) = r;
-                memory(GATED, j, k) = second[k];
+                memory(OPENED, tile, item, k) = r;
+                memory(GATED, tile, item, k) = second[k];
             }
             if (RESET == AFTER) {
                 second[k] = d_c[k] * r;
                 d_r[k] = d_c[k] * saved.product[k] * r * (1.0f - r);
             }
-            memory(TO_THRESHOLD, j, k) += sign(c) * d_c[k];
+            memory(TO_THRESHOLD, tile, item, k) += sign(c) * d_c[k];
         }
         if constexpr (RESET == AFTER) {
-            out.publish(cell.at, phase + 1, 0, d_r);
-            out.publish(cell.at, phase + 1, BACKWARD_VECTORS > 1, d_u);
-            out.publish(cell.at, phase + 1, BACKWARD_VECTORS - 1, second);
+            out.publish(at, tile, phase + 1, 0, d_r);
+            out.publish(at, tile, phase + 1, BACKWARD_VECTORS > 1, d_u);
+            out.publish(at, tile, phase + 1, BACKWARD_VECTORS - 1, second);
         } else {
-            out.publish(cell.at, phase + 1, 0, d_c);
-            if (RESET == BEFORE) out.publish(cell.at, phase + 2, BACKWARD_VECTORS - 1, d_u);
+            out.publish(at, tile, phase + 1, 0, d_c);
+            if (RESET == BEFORE) out.publish(at, tile, phase + 2, BACKWARD_VECTORS - 1, d_u);
         }
-        make_room(cell.at);
-        cell.write_gradient(d_c, x, task, GATES - 1);
-        cell.write_operand(saved.before, x, task, 0);
+        make_room(at, tile);
+        stored* gradient = x.d_projected + at.gate;
+        stored* operand = x.operands + 2 * (at.state - at.unit) + at.unit;
+        write(gradient + (GATES - 1) * HIDDEN, d_c, at, task);
+        write(operand, saved.before, at, task);
         if constexpr (RESET != NONE) {
-            cell.write_gradient(d_u, x, task, GATES == 3);
-            cell.write_operand(second, x, task, 1);
+            write(gradient + (GATES == 3) * HIDDEN, d_u, at, task);
+            write(operand + HIDDEN, second, at, task);
         }
-        if constexpr (RESET == AFTER) cell.write_gradient(d_r, x, task, 0);
-    };
-    for (int j = 0; j < part.parts; ++j) {
-        BackwardCell cell(part, j, task, x, 0);
-        Saved saved;
-        float e[PACK];
-        cell.read(saved, part, task, x);
-#pragma unroll
-        for (int k = 0; k < PACK; ++k) memory(TO_THRESHOLD, j, k) = e[k] = 0.0f;
-        start_step(cell, saved, j, e);
+        if constexpr (RESET == AFTER) write(gradient, d_r, at, task);
     }
-    ++phase;
-    for (index_t step = 0; step < task.steps; ++step) {
-        if constexpr (RESET == BEFORE) {
-            for (int j = 0; j < part.parts; ++j) {
-                BackwardCell cell(part, j, task, x, step);
-                float d_r[PACK];
+
+    // What follows on W_c' dL/dz_c.
+    __device__ __forceinline__ void on_candidate(const Cell& at, int tile, int item) {
+        float d_r[PACK];
+#pragma unroll
+        for (int k = 0; k < PACK; ++k) {
+            float d_gated = partials.sum(0, at.slice, at.place + k), r = memory(OPENED, tile, item, k);
+            d_r[k] = d_gated * memory(GATED, tile, item, k) * (1.0f - r);
+            memory(CARRIED, tile, item, k) += d_gated * r;
+        }
+        out.publish(at, tile, phase + 1, 0, d_r);
+        make_room(at, tile);
+        write(x.d_projected + at.gate, d_r, at, task);
+    }
+
+    __device__ __forceinline__ void finish(const Cell& at, int tile, int item, const float (&e)[PACK]) {
+        write(x.d_initial + at.start, e, at, task);
+        float to_threshold[PACK];
+#pragma unroll
+        for (int k = 0; k < PACK; ++k) to_threshold[k] = memory(TO_THRESHOLD, tile, item, k);
+        write(x.d_threshold + (at.row * task.directions + part.direction) * HIDDEN + at.unit, to_threshold, at, task);
+    }
+
+    __device__ __forceinline__ index_t time(index_t step) const {
+        return part.time(task.steps - 1 - step, task.steps);
+    }
+
+    __device__ void start() {
+        partials.begin();
+        SavedAhead<W> saved;
+        for (int tile = 0; tile < part.tiles; ++tile) {
+            saved.read(part, task, x, tile, 0);
+#pragma unroll
+            for (int item = 0; item < items_of(W); ++item) {
+                const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, time(0));
+                float e[PACK];
+#pragma unroll
+                for (int k = 0; k < PACK; ++k) memory(TO_THRESHOLD, tile, item, k) = e[k] = 0.0f;
+                start_step(at, tile, item, time(0) >= at.length, saved.of[item], e);
+            }
+        }
+        ++phase;
+    }
+
+    __device__ void run() {
+        start();
+        SavedAhead<W> now, ahead;
+        ahead.read(part, task, x, 0, 1);
+        for (index_t step = 0; step < task.steps; ++step) {
+            if constexpr (RESET == BEFORE) {
+                for (int tile = 0; tile < part.tiles; ++tile) {
+                    partials.open();
+#pragma unroll
+                    for (int item = 0; item < items_of(W); ++item)
+                        on_candidate(Cell::make<W>(part, task, x.lengths, tile, item, time(step)), tile, item);
+                    partials.close();
+                }
+                next_phase();
+            }
+            for (int tile = 0; tile < part.tiles; ++tile) {
+                now = ahead;
+                bool last = tile + 1 == part.tiles;
+                ahead.read(part, task, x, last ? 0 : tile + 1, last ? step + 2 : step + 1);
                 partials.open();
 #pragma unroll
-                for (int k = 0; k < PACK; ++k) {
-                    float d_gated = partials.sum(0, cell.at.place + k), r = memory(OPENED, j, k);
-                    d_r[k] = d_gated * memory(GATED, j, k) * (1.0f - r);
-                    memory(CARRIED, j, k) += d_gated * r;
+                for (int item = 0; item < items_of(W); ++item) {
+                    bool more = step + 1 < task.steps;
+                    index_t t = time(more ? step + 1 : step);
+                    const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, t);
+                    float e[PACK];
+#pragma unroll
+                    for (int k = 0; k < PACK; ++k)
+                        e[k] = memory(CARRIED, tile, item, k) + partials.sum(0, at.slice, at.place + k);
+                    if (more) start_step(at, tile, item, t >= at.length, now.of[item], e);
+                    else finish(at, tile, item, e);
                 }
                 partials.close();
-                out.publish(cell.at, phase + 1, 0, d_r);
-                make_room(cell.at);
-                cell.write_gradient(d_r, x, task, 0);
             }
             next_phase();
         }
-        for (int j = 0; j < part.parts; ++j) {
-            BackwardCell cell(part, j, task, x, min(step + 1, task.steps - 1));
-            Saved saved;
-            float e[PACK];
-            cell.read(saved, part, task, x);
-            partials.open();
-#pragma unroll
-            for (int k = 0; k < PACK; ++k) e[k] = memory(CARRIED, j, k) + partials.sum(0, cell.at.place + k);
-            partials.close();
-            if (step + 1 < task.steps) {
-                start_step(cell, saved, j, e);
-                continue;
-            }
-#pragma unroll
-            for (int k = 0; k < PACK; ++k)
-                if (cell.at.real(k, task)) {
-                    index_t row = (cell.at.row * task.directions + part.direction) * HIDDEN + cell.at.unit + k;
-                    x.d_initial[cell.start + k] = e[k];
-                    x.d_threshold[row] = memory(TO_THRESHOLD, j, k);
-                }
-        }
-        next_phase();
+    }
+};
+
+template <int W>
+__device__ __forceinline__ void backward(const Backward& x, const Task& task) {
+    const Part part(task, W);
+    uint4* matrix_room = reinterpret_cast<uint4*>(dynamic_shared());
+    float* partial_room = reinterpret_cast<float*>(matrix_room + IN_SHARED * W * PAIRS * 64);
+    Partials<1, W> partials(partial_room, part);
+    if (threadIdx.x >= 32 * WARPS) {
+        const Memory<W> memory = {partial_room + 2 * W * WARPS * PARTIAL, part.tiles};
+        const Publisher<BACKWARD_VECTORS> out = {Exchange<BACKWARD_VECTORS>(x.exchange, part, task.tiles)};
+        BackwardCells<W>{part, task, x, partials, memory, out, -1}.run();
+        return;
+    }
+    const Matrices<W> matrices(x.fragments, matrix_room, part);
+    const Exchange<BACKWARD_VECTORS> in(x.exchange, part, task.tiles);
+    index_t phase = 0;
+    for (index_t step = 0; step < task.steps; ++step) {
+        if constexpr (RESET == BEFORE) run_phase<OfCandidate, W>(matrices, in, part, partials, phase++);
+        run_phase<OfGradients, W>(matrices, in, part, partials, phase++);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) large_backward(
-    const float* grad_hidden, const float* initial, const uint4* fragments, const index_t* lengths,
-    const float* hidden, const stored* gates, const float* products, stored* d_projected, stored* operands,
-    float* d_initial, float* d_threshold, unsigned* exchange, index_t steps, index_t batch, index_t directions,
-    index_t reverse, index_t first_direction, index_t first, index_t tiles) {
-    const Backward x = {grad_hidden, initial,  fragments,   lengths,  hidden,    gates,
-                        products,    d_projected, operands, d_initial, d_threshold, exchange};
-    const Task task = {
-        steps, batch, directions, reverse, static_cast<int>(first_direction), static_cast<int>(first), static_cast<int>(tiles)};
-    const Part part(task);
-    uint4* matrix_room = reinterpret_cast<uint4*>(dynamic_shared());
-    float* partial_room = reinterpret_cast<float*>(matrix_room + IN_SHARED * SLICES_A_BLOCK * PAIRS * 64);
-    Partials<1> partials(partial_room, part);
-    if (threadIdx.x >= 32 * WARPS) {
-        backward_cells(part, task, x, partials, Memory{partial_room + 2 * WARPS * PARTIAL, part.parts});
-        return;
+// ---------------------------------------------------------------------------------------------------------- kernels
+
+#define KERNELS(NAME, W)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(threads_of(W), 1) large_forward_##NAME(                               \
+        const stored* projected, const float* initial, const uint4* fragments, const float* threshold,                 \
+        const index_t* lengths, float* hidden, stored* gates, unsigned* exchange, index_t steps, index_t batch,        \
+        index_t directions, index_t reverse, index_t first_direction, index_t first, index_t tiles) {                  \
+        forward<W>({projected, initial, fragments, threshold, lengths, hidden, gates, exchange},                       \
+                   {steps, batch, directions, reverse, static_cast<int>(first_direction), static_cast<int>(first),     \
+                    static_cast<int>(tiles)});                                                                         \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(threads_of(W), 1) large_backward_##NAME(                              \
+        const float* grad_hidden, const float* initial, const uint4* fragments, const index_t* lengths,                \
+        const float* hidden, const stored* gates, const float* products, stored* d_projected, stored* operands,        \
+        float* d_initial, float* d_threshold, unsigned* exchange, index_t steps, index_t batch, index_t directions,    \
+        index_t reverse, index_t first_direction, index_t first, index_t tiles) {                                      \
+        backward<W>({grad_hidden, initial, fragments, lengths, hidden, gates, products, d_projected, operands,         \
+                     d_initial, d_threshold, exchange},                                                                \
+                    {steps, batch, directions, reverse, static_cast<int>(first_direction), static_cast<int>(first),    \
+                     static_cast<int>(tiles)});                                                                        \
     }
-    const Matrices matrices(fragments, matrix_room, part);
-    const Exchange<BACKWARD_VECTORS> in(exchange, part, task.tiles);
-    run_products<BACKWARD_PHASES>(part, steps, partials, [&](int slice, int tile, index_t phase) {
-        Sums sums[1];
-        clear(sums);
-        if constexpr (RESET == NONE) {
-            multiply<0, 1>(sums, matrices, slice, in.at(phase, 0, tile));
-        } else if constexpr (RESET == AFTER) {
-            multiply<0, 1>(sums, matrices, slice, in.at(phase, 0, tile));
-            multiply<GATES - 2, 1>(sums, matrices, slice, in.at(phase, BACKWARD_VECTORS > 1, tile));
-            multiply<GATES - 1, 1>(sums, matrices, slice, in.at(phase, BACKWARD_VECTORS - 1, tile));
-        } else if (phase % 2 == 0) {
-            multiply<GATES - 1, 1>(sums, matrices, slice, in.at(phase, 0, tile));
-        } else {  // dL/dz_u has been there for a while: its product fills the wait for dL/dz_r
-            multiply<GATES - 2, 1>(sums, matrices, slice, in.at(phase, BACKWARD_VECTORS - 1, tile));
-            multiply<0, 1>(sums, matrices, slice, in.at(phase, 0, tile));
-        }
-        partials.leave(sums);
-    });
-}
+
+KERNELS(narrow, NARROW)
+#if WIDE > NARROW
+KERNELS(wide, WIDE)
+#endif
 
 // ------------------------------------------------------------------------------------------------------ preparation
 
@@ -835,15 +1008,17 @@ __device__ __forceinline__ unsigned weight_word(const float* matrix, int row, in
 #endif
 }
 
-// Fill `fragments` [D, GATES, SLICES, PAIRS, 2, 32 lanes, 4] from `weight` [D, GATES, H, H], and empty the exchange.
+// Fill `fragments` [D, GATES, slices, PAIRS, 2, 32 lanes, 4] from `weight` [D, GATES, H, H], and empty the exchange.
+// There may be more slices than units need: those of the last block.
 extern "C" __global__ void large_prepare(
-    const float* weight, unsigned* fragments, unsigned* exchange, index_t matrices, index_t words, index_t transposed) {
+    const float* weight, unsigned* fragments, unsigned* exchange, index_t matrices, index_t slices, index_t words,
+    index_t transposed) {
     const index_t stride = static_cast<index_t>(gridDim.x) * blockDim.x;
     const index_t thread = static_cast<index_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    for (index_t i = thread; i < matrices * SLICES * PAIRS * 256; i += stride) {
+    for (index_t i = thread; i < matrices * slices * PAIRS * 256; i += stride) {
         int k = static_cast<int>(i % 4), lane = static_cast<int>(i / 4 % 32), half = static_cast<int>(i / 128 % 2);
-        int pair = static_cast<int>(i / 256 % PAIRS), slice = static_cast<int>(i / (256 * PAIRS) % SLICES);
-        index_t matrix = i / (256 * PAIRS * SLICES);
+        int pair = static_cast<int>(i / 256 % PAIRS), slice = static_cast<int>(i / (256 * PAIRS) % slices);
+        index_t matrix = i / (256 * PAIRS * slices);
         int row = 16 * slice + lane / 4 + 8 * (k % 2);
         int word = 16 * pair + 4 * (lane % 4) + 2 * half + k / 2;
         fragments[i] = weight_word(weight + matrix * HIDDEN * HIDDEN, row, word * PACK, transposed != 0);

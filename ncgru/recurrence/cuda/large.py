@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from .kind import FLOAT32, GATES, Kind, Limits
+from .kind import FLOAT32, Kind, Limits
 
 SLICE = 16
 """Units of a slice."""
@@ -25,13 +25,13 @@ _FRAGMENT = 1024
 """Bytes of a pair's fragments for one slice: 2 halves, 32 lanes, 4 words."""
 _PARTIAL = 8 * 20 * 4
 """Bytes of a warp's partial sums of one product."""
-_FIELDS = 4
-"""Numbers that cell threads remember for each unit and row."""
-_PART = _FIELDS * SLICE * TILE * 4
+_PART = 4 * SLICE * TILE * 4
+"""Bytes that cell threads remember of a slice and a tile: 4 numbers for each unit and row."""
 _COMFORTABLE, _FEWEST = 16, 4
-"""Parts that a block should have room for, so that a large batch needs one launch; and those it must have room for."""
-_REGISTER_PAIRS = 9
-"""Pairs a warp that a gate may keep in registers without spilling."""
+"""Slices times tiles that a block should have room for, so that a large batch needs one launch; and tiles it must."""
+_REGISTER_PAIRS = 10
+"""Pairs a warp (times slices) that a gate may keep in registers without spilling."""
+_WIDTHS = (4, 2)
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Launch:
     """One launch of a pass.
 
     Attributes:
+        width: slices a block.
         grid: blocks, groups, directions.
         first_direction: the first of the directions it runs.
         first: its first tile of the batch.
@@ -46,6 +47,7 @@ class Launch:
         exchange: where its exchange begins, in words.
     """
 
+    width: int
     grid: tuple[int, int, int]
     first_direction: int
     first: int
@@ -72,12 +74,19 @@ class Design:
         return -(-self.kind.hidden // SLICE)
 
     @property
-    def slices_a_block(self) -> int:
+    def narrow(self) -> int:
+        """The fewest slices a block."""
         return -(-self.slices // self.limits.multiprocessors)
 
     @property
-    def blocks(self) -> int:
-        return -(-self.slices // self.slices_a_block)
+    def wide(self) -> int:
+        """Slices a block where a group would have several tiles otherwise."""
+        return self._choice[1]
+
+    @property
+    def held(self) -> tuple[int, int, int]:
+        """Where a block holds the matrices of r, u and c."""
+        return self._choice[0]
 
     @property
     def pack(self) -> int:
@@ -91,9 +100,8 @@ class Design:
     def warps(self) -> int:
         return min(MOST_WARPS, self.pairs)
 
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps + SLICE * TILE // self.pack
+    def threads(self, width: int) -> int:
+        return 32 * self.warps + min(128, width * SLICE * TILE // self.pack)
 
     @property
     def vectors(self) -> int:
@@ -101,74 +109,95 @@ class Design:
         return {"before": 2, "after": 3, "none": 1}[self.kind.reset] if self.backward else 1
 
     @cached_property
-    def held(self) -> tuple[int, ...]:
-        """Where a block holds the matrices of r, u and c: the best that leaves room for enough parts."""
-        candidates = [(SHARED, SHARED, SHARED), (SHARED, SHARED, REGISTERS)]
-        choices = [(held, _COMFORTABLE) for held in candidates]
-        candidates += [(GLOBAL, SHARED, SHARED), (GLOBAL, GLOBAL, SHARED)]
-        choices += [(held, _FEWEST) for held in candidates]
-        for held, parts in choices:
-            if self._registers_allow(held) and self._parts_beside(held) >= parts:
-                return held
-        return (GLOBAL, GLOBAL, GLOBAL)
+    def _choice(self) -> tuple[tuple[int, int, int], int]:
+        """The widest blocks that hold all matrices on the chip; else the fewest matrices outside."""
+        narrow = self.narrow
+        on_chip = ((SHARED, SHARED, SHARED), (SHARED, SHARED, REGISTERS))
+        for width in (*(width for width in _WIDTHS if narrow == 1 < width <= self.slices), narrow):
+            for tiles in (max(_FEWEST, _COMFORTABLE // width), _FEWEST):
+                for held in on_chip:
+                    if self._fits(held, width, tiles):
+                        return held, width
+        for held in ((GLOBAL, SHARED, SHARED), (GLOBAL, GLOBAL, SHARED)):
+            if self._fits(held, narrow, _FEWEST):
+                return held, narrow
+        return (GLOBAL, GLOBAL, GLOBAL), narrow
+
+    @property
+    def possible(self) -> bool:
+        """Whether a block has room for what it needs at all; not so for large sizes on the smallest GPUs."""
+        return self._most_tiles(self.held, self.narrow) > 0
 
     @property
     def streams(self) -> bool:
         """Whether some matrices are too large for the chip and are read from its second-level cache at each step."""
-        return GLOBAL in self.held[-GATES[self.kind.reset] :]
+        return GLOBAL in self.held[-self.kind.gates :]
 
-    @property
-    def most_parts(self) -> int:
-        """Parts (a slice of units and a tile of rows each) that a block has room for."""
-        return self._parts_beside(self.held)
+    def blocks(self, width: int) -> int:
+        """Blocks of a group."""
+        return -(-self.slices // width)
 
-    def shared_bytes(self, parts: int) -> int:
-        return self._fixed_bytes(self.held) + parts * _PART
+    def shared_bytes(self, width: int, tiles: int) -> int:
+        """Dynamic shared memory of a block."""
+        return self._fixed_bytes(self.held, width) + tiles * width * _PART
 
-    @property
-    def fragment_words(self) -> int:
+    def fragment_words(self, width: int) -> int:
         """Words of one direction's fragments."""
-        return GATES[self.kind.reset] * self.slices * self.pairs * _FRAGMENT // 4
+        return self.kind.gates * self.blocks(width) * width * self.pairs * _FRAGMENT // 4
 
     @property
     def defines(self) -> Mapping[str, int]:
         """Macros of the program; none depends on T, B or D."""
         held = dict(zip(("HELD_R", "HELD_U", "HELD_C"), self.held, strict=True))
-        return {**self.kind.defines, "TF32": int(self.kind.tf32), "SLICES_A_BLOCK": self.slices_a_block, **held}
+        return {**self.kind.defines, "TF32": int(self.kind.tf32), "NARROW": self.narrow, "WIDE": self.wide, **held}
 
     def launches(self, batch: int, directions: int) -> list[Launch]:
         """The launches that run a batch; more than one only if it is too large for the GPU at a time."""
-        side_by_side = min(directions, max(1, self.limits.multiprocessors // self.blocks))
-        tiles = -(-batch // TILE)
-        most_groups = max(1, self.limits.multiprocessors // (self.blocks * side_by_side))
-        most_tiles = self.most_parts // self.slices_a_block
-        launches: list[Launch] = []
-        exchange = 0
-        for first_direction in range(0, directions, side_by_side):
-            for first in range(0, tiles, most_groups * most_tiles):
-                now = min(tiles - first, most_groups * most_tiles)
-                a_group = -(-now // most_groups)
-                grid = (self.blocks, -(-now // a_group), side_by_side)
-                launches.append(Launch(grid, first_direction, first, a_group, exchange))
-                exchange += grid[1] * grid[2] * self._group_words(a_group)
-        return launches
+        narrow = self._launches(self.narrow, batch, directions)
+        if self.wide == self.narrow or max(launch.tiles for launch in narrow) == 1:
+            return narrow
+        return self._launches(self.wide, batch, directions)
 
     def exchange_words(self, launches: list[Launch]) -> int:
         last = launches[-1]
         return last.exchange + last.grid[1] * last.grid[2] * self._group_words(last.tiles)
 
+    def _launches(self, width: int, batch: int, directions: int) -> list[Launch]:
+        blocks = self.blocks(width)
+        side_by_side = min(directions, max(1, self.limits.multiprocessors // blocks))
+        tiles = -(-batch // TILE)
+        most_groups = max(1, self.limits.multiprocessors // (blocks * side_by_side))
+        most_tiles = self._most_tiles(self.held, width)
+        turns = -(-tiles // (most_groups * most_tiles))
+        # A launch ends where its groups' tiles do, so that no tile is run twice.
+        at_a_time = most_groups * -(-tiles // (turns * most_groups))
+        launches: list[Launch] = []
+        exchange = 0
+        for first_direction in range(0, directions, side_by_side):
+            for first in range(0, tiles, at_a_time):
+                now = min(tiles - first, at_a_time)
+                a_group = -(-now // most_groups)
+                grid = (blocks, -(-now // a_group), side_by_side)
+                launches.append(Launch(width, grid, first_direction, first, a_group, exchange))
+                exchange += grid[1] * grid[2] * self._group_words(a_group)
+        return launches
+
+    @property
+    def _products(self) -> int:
+        """Products at a time: those of the forward, so that both passes are built alike and are one program."""
+        return {"before": 2, "after": 3, "none": 1}[self.kind.reset]
+
     def _group_words(self, tiles: int) -> int:
         return SLOTS * self.vectors * tiles * self.pairs * 128
 
-    def _registers_allow(self, held: tuple[int, ...]) -> bool:
-        share = -(-self.pairs // self.warps)
-        return REGISTERS not in held or (self.slices_a_block == 1 and share <= _REGISTER_PAIRS)
+    def _fits(self, held: tuple[int, int, int], width: int, tiles: int) -> bool:
+        in_registers = width * -(-self.pairs // self.warps) if REGISTERS in held else 0
+        return in_registers <= _REGISTER_PAIRS and self._most_tiles(held, width) >= tiles
 
-    def _parts_beside(self, held: tuple[int, ...]) -> int:
-        return max(0, self.limits.shared - self._fixed_bytes(held)) // _PART
+    def _most_tiles(self, held: tuple[int, int, int], width: int) -> int:
+        """Tiles that a block has room for."""
+        return max(0, self.limits.shared - self._fixed_bytes(held, width)) // (width * _PART)
 
-    def _fixed_bytes(self, held: tuple[int, ...]) -> int:
-        gates = GATES[self.kind.reset]
-        matrices = held[-gates:].count(SHARED) * self.slices_a_block * self.pairs * _FRAGMENT
-        products = 1 if self.backward else {"before": 2, "after": 3, "none": 1}[self.kind.reset]
-        return matrices + 2 * products * self.warps * _PARTIAL
+    def _fixed_bytes(self, held: tuple[int, int, int], width: int) -> int:
+        matrices = held[-self.kind.gates :].count(SHARED) * width * self.pairs * _FRAGMENT
+        return matrices + 2 * self._products * width * self.warps * _PARTIAL

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from . import passes
-from .gpu import gpu
-from .kind import Kind, storage_of
+from . import gpu, passes
+from .kind import Kind, kind_of
 
 _SETTINGS = "str reset, str nonlinearity, bool reverse"
 _library: Any = torch.library.Library("ncgru", "FRAGMENT")
@@ -35,9 +34,9 @@ def allows_tf32() -> bool:
     return bool(torch.backends.cuda.matmul.allow_tf32 if switch is None else switch == "tf32")
 
 
-def _kind(gates: Tensor, initial: Tensor, reset: str, nonlinearity: str) -> Kind:
-    storage = storage_of(gates.dtype)
-    return Kind(initial.shape[-1], storage, reset, nonlinearity, storage == "float32" and allows_tf32())
+def kind_now(dtype: torch.dtype, hidden_size: int, reset: str, nonlinearity: str) -> Kind:
+    """What runs for a projected input of this dtype, as PyTorch's switches are now."""
+    return kind_of(hidden_size, dtype, reset, nonlinearity, dtype == torch.float32 and allows_tf32())
 
 
 @torch.library.impl("ncgru::recurrence_cuda", "CUDA", lib=_library)
@@ -51,8 +50,8 @@ def _forward(
     nonlinearity: str,
     reverse: bool,
 ) -> tuple[Tensor, Tensor]:
-    kind = _kind(projected, initial, reset, nonlinearity)
-    machine = gpu(projected.get_device())
+    kind = kind_now(projected.dtype, initial.shape[-1], reset, nonlinearity)
+    machine = gpu.machine_of(projected)
     return passes.forward(machine, kind, projected, initial, weight, threshold, lengths, reverse)
 
 
@@ -85,8 +84,8 @@ def _backward(
     nonlinearity: str,
     reverse: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    kind = _kind(gates, initial, reset, nonlinearity)
-    machine = gpu(gates.get_device())
+    kind = kind_now(gates.dtype, initial.shape[-1], reset, nonlinearity)
+    machine = gpu.machine_of(gates)
     d_projected, d_initial, d_weight, d_threshold = passes.backward(
         machine, kind, grad_hidden, initial, weight, lengths, hidden, gates, reverse
     )
@@ -138,7 +137,8 @@ def _first_order(ctx: _Context, grad_hidden: Tensor | None, grad_gates: None) ->
     return d_projected, d_initial, d_weight, None if threshold is None else d_threshold, None, None, None, None
 
 
-def _second_order(ctx: FunctionCtx, *grads: Tensor | None) -> NoReturn:
+def refuse_second_order(ctx: FunctionCtx, *grads: Tensor | None) -> NoReturn:
+    """The derivative of a backward by kernels."""
     raise RuntimeError(
         "the backward of the 'cuda' backend cannot be differentiated again; build the module (or call recurrence) with "
         "backend='reference' where second derivatives are needed"
@@ -146,7 +146,7 @@ def _second_order(ctx: FunctionCtx, *grads: Tensor | None) -> NoReturn:
 
 
 torch.library.register_autograd("ncgru::recurrence_cuda", _first_order, setup_context=_setup, lib=_library)
-torch.library.register_autograd("ncgru::recurrence_cuda_backward", _second_order, lib=_library)
+torch.library.register_autograd("ncgru::recurrence_cuda_backward", refuse_second_order, lib=_library)
 
 
 def _run_under_autocast(projected: Tensor, *others: Any) -> tuple[Tensor, Tensor]:

@@ -2,14 +2,14 @@
 
 Shapes: T time, B batch, D directions, H hidden size, G gates (r, u, c, or c alone). The tensors are those of
 `reference.py` with D added: projected and gates [T, B, D*G*H], hidden [T, B, D*H], initial [D, B, H], weight
-[D, G*H, H], threshold [D, H]. With D = 2 the second direction runs from the last step to the first.
+[D, G*H, H], threshold [D, H] (the passes also take these two with all rows in one dimension). With D = 2 the second direction runs from the last step to the first.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -47,6 +47,11 @@ def design(kind: Kind, limits: Limits, backward: bool) -> large.Design:
     return large.Design(kind, limits, backward)
 
 
+@functools.lru_cache(maxsize=1024)
+def small_plan(kind: Kind, limits: Limits, batch: int, directions: int, backward: bool) -> small.Plan:
+    return small.plan(kind, limits, batch, directions, backward)
+
+
 def forward(
     machine: Machine,
     kind: Kind,
@@ -65,7 +70,9 @@ def forward(
     if batch == 0:
         return hidden, gates
     bias = None if threshold is None else _float32(threshold)
-    leading, rest = (projected.contiguous(), _float32(initial)), (bias, lengths, hidden, gates)
+    if not projected.is_contiguous():
+        projected = projected.contiguous()
+    leading, rest = (projected, _float32(initial)), (bias, lengths, hidden, gates)
     _run(machine, kind, False, leading, _float32(weight), rest, reverse)
     return hidden, gates
 
@@ -82,21 +89,81 @@ def backward(
     reverse: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of projected (in its dtype), initial, weight and threshold (float32)."""
+    found = backward_in_time(machine, kind, grad_hidden, initial, weight, lengths, hidden, gates, reverse)
+    d_weight = torch.empty_like(weight, dtype=torch.float32, memory_format=torch.contiguous_format)
+    weight_gradient(kind, found.projected, found.operands, [[rows] for rows in d_weight])
+    return found.projected, found.initial, d_weight, found.threshold.sum(0)
+
+
+class Gradients(NamedTuple):
+    """What the backward kernel finds.
+
+    Attributes:
+        projected: dL/dz, as projected.
+        initial: [D, B, H].
+        threshold: one for each row of the batch, [B, D, H].
+        operands: what the matrices acted on (or for "after" dL/dm in the second place), [T, B, D, 2, H].
+    """
+
+    projected: Tensor
+    initial: Tensor
+    threshold: Tensor
+    operands: Tensor
+
+
+def backward_in_time(
+    machine: Machine,
+    kind: Kind,
+    grad_hidden: Tensor,
+    initial: Tensor,
+    weight: Tensor,
+    lengths: Tensor | None,
+    hidden: Tensor,
+    gates: Tensor,
+    reverse: bool,
+) -> Gradients:
+    """Run the recurrence backwards; the gradient of the weight is yet to be taken from what it finds."""
     directions, batch, size = initial.shape
     steps = gates.shape[0]
     initial, weight = _float32(initial), _float32(weight)
-    if batch == 0:
-        empty = torch.zeros_like(weight), weight.new_zeros(directions, size)
-        return torch.empty_like(gates), torch.empty_like(initial), *empty
     d_projected = torch.empty_like(gates)
     operands = gates.new_empty(steps, batch, directions, 2, size)
     d_initial = torch.empty_like(initial)
     d_threshold = hidden.new_empty(batch, directions, size)
-    products = _candidate_products(kind, initial, weight, hidden, reverse) if kind.reset == "after" else None
-    rest = lengths, hidden, gates, products, d_projected, operands, d_initial, d_threshold
-    _run(machine, kind, True, (_float32(grad_hidden), initial), weight, rest, reverse)
-    d_weight = _weight_gradient(kind, d_projected, operands)
-    return d_projected, d_initial, d_weight, d_threshold.sum(0)
+    if batch:
+        products = _candidate_products(kind, initial, weight, hidden, reverse) if kind.reset == "after" else None
+        rest = lengths, hidden, gates, products, d_projected, operands, d_initial, d_threshold
+        _run(machine, kind, True, (_float32(grad_hidden), initial), weight, rest, reverse)
+    return Gradients(d_projected, d_initial, d_threshold, operands)
+
+
+def weight_gradient(kind: Kind, d_projected: Tensor, operands: Tensor, into: Sequence[Sequence[Tensor]]) -> None:
+    """Write the gradient of W_hh to float32 memory: for each direction blocks of rows, which in order make up W_hh."""
+    directions, size = operands.shape[2], kind.hidden
+    total = operands.shape[0] * operands.shape[1]
+    factors = operands.view(total, 2 * directions, size).unbind(1)
+    parts = [_cut(blocks, (kind.gates - 1) * size) for blocks in into]
+    columns = iter(d_projected.view(total, -1).split([len(rows) for blocks in parts for rows in blocks], 1))
+    for d, blocks in enumerate(parts):
+        before, second = factors[2 * d : 2 * d + 2]
+        first = 0
+        for rows in blocks:
+            dz, last = next(columns), kind.gates > 1 and first == (kind.gates - 1) * size
+            first += len(rows)
+            if last and kind.reset == "after":
+                dz = second
+            _product(dz.t(), second if last and kind.reset == "before" else before, rows)
+
+
+def _cut(blocks: Sequence[Tensor], at: int) -> list[Tensor]:
+    """The blocks of rows with none that begins before row `at` and ends behind it."""
+    found: list[Tensor] = []
+    first = 0
+    for rows in blocks:
+        end = first + len(rows)
+        found += rows.split([at - first, end - at]) if first < at < end else [rows]
+        first = end
+    return found
 
 
 def _run(
@@ -113,7 +180,7 @@ def _run(
     if kind.hidden > small.LARGEST_HIDDEN:
         _run_large(machine, design(kind, machine.limits, backward), leading, weight, rest, (steps, reverse))
         return
-    plan = small.plan(kind, machine.limits, batch, directions, backward)
+    plan = small_plan(kind, machine.limits, batch, directions, backward)
     matrices = weight.view(-1, size, size).mT.contiguous() if backward else weight
     arguments: list[Argument] = [*leading, matrices, *rest, steps, batch, int(reverse)]
     machine.launch("small.cu", plan.defines, plan.name, plan.grid, plan.threads, arguments)
@@ -131,10 +198,19 @@ def _run_large(
     directions, batch, _ = leading[1].shape
     launches = plan.launches(batch, directions)
     words = plan.exchange_words(launches)
-    fragments = weight.new_empty(directions * plan.fragment_words, dtype=torch.int32)
+    width = launches[0].width
+    fragments = weight.new_empty(directions * plan.fragment_words(width), dtype=torch.int32)
     exchange = weight.new_empty(words, dtype=torch.int32)
     blocks = min(4 * machine.limits.multiprocessors, -(-max(fragments.numel(), words) // 256))
-    prepared: list[Argument] = [weight, fragments, exchange, directions * plan.kind.gates, words, int(plan.backward)]
+    prepared: list[Argument] = [
+        weight,
+        fragments,
+        exchange,
+        directions * plan.kind.gates,
+        plan.blocks(width) * width,
+        words,
+        int(plan.backward),
+    ]
     machine.launch("large.cu", plan.defines, "large_prepare", (blocks, 1, 1), 256, prepared)
     arguments: list[Argument] = [*leading, fragments, *rest]
     steps, reverse = task
@@ -144,11 +220,11 @@ def _run_large(
         machine.launch(
             "large.cu",
             plan.defines,
-            "large_backward" if plan.backward else "large_forward",
+            f"large_{'backward' if plan.backward else 'forward'}_{'narrow' if width == plan.narrow else 'wide'}",
             launch.grid,
-            plan.threads,
+            plan.threads(width),
             [*arguments, exchange[launch.exchange :], *whole, *part],
-            shared=plan.shared_bytes(launch.tiles * plan.slices_a_block),
+            shared=plan.shared_bytes(width, launch.tiles),
             cooperative=True,
         )
 
@@ -158,41 +234,29 @@ def _candidate_products(kind: Kind, initial: Tensor, weight: Tensor, hidden: Ten
     directions, batch, size = initial.shape
     states = hidden.view(-1, batch, directions, size)
     products = torch.empty_like(states)
+    columns = products.view(-1, directions * size).split(size, 1)
     dtype = getattr(torch, kind.storage)
+    matrices = weight.view(directions, -1, size)[:, 2 * size :].to(dtype)
     for d in range(directions):
         backwards = d == 1 if directions == 2 else reverse
         first, state = initial[d : d + 1], states[:, :, d]
         before = torch.cat([state[1:], first] if backwards else [first, state[:-1]]).flatten(0, 1)
-        products[:, :, d] = _product(before.to(dtype), weight[d, 2 * size :].t().to(dtype)).view(state.shape)
+        _product(before.to(dtype), matrices[d].t(), columns[d])
     return products
 
 
-def _weight_gradient(kind: Kind, d_projected: Tensor, operands: Tensor) -> Tensor:
-    """[D, G*H, H] in float32, from dL/dz and what the matrices acted on (or, for "after", dL/dm)."""
-    _, _, directions, _, size = operands.shape
-    factors = operands.flatten(0, 1)
-    gradients = d_projected.view(len(factors), directions, kind.gates * size)
-    found = factors.new_empty(directions, kind.gates * size, size, dtype=torch.float32)
-    for d in range(directions):
-        before, second = factors[:, d, 0], factors[:, d, 1]
-        dz = gradients[:, d]
-        if kind.reset == "none":
-            found[d] = _product(dz.t(), before)
-            continue
-        found[d, : 2 * size] = _product(dz[:, : 2 * size].t(), before)
-        last = (dz[:, 2 * size :], second) if kind.reset == "before" else (second, before)
-        found[d, 2 * size :] = _product(last[0].t(), last[1])
-    return found
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a b in float32, also where the operands have 16 bits."""
+def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Write a b to `out`, in float32 also where the operands have 16 bits."""
     if a.dtype == torch.float32:
-        return a @ b
-    if a.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
+        torch.mm(a, b, out=out)
+    elif a.is_cuda and hasattr(torch.ops.aten.mm, "dtype_out"):
+        torch.mm(a, b, out_dtype=torch.float32, out=out)
+    else:
+        torch.mm(a.float(), b.float(), out=out)
 
 
 def _float32(x: Tensor) -> Tensor:
-    return x.to(torch.float32).contiguous()
+    """`x` in float32 and contiguous; every call of torch that can be left out saves its 10 µs."""
+    if x.dtype != torch.float32:
+        x = x.to(torch.float32)
+    return x if x.is_contiguous() else x.contiguous()

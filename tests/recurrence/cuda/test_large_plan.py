@@ -27,7 +27,7 @@ def designs(limits: Limits, sizes: tuple[int, ...] = SIZES) -> list[Design]:
 
 @pytest.mark.parametrize("limits", [H200, A100, CONSUMER, TINY])
 def test_launches_cover_every_unit_row_and_direction_once(limits: Limits) -> None:
-    for design in designs(limits, (17, 200) if limits == TINY else SIZES):
+    for design in designs(limits, (17, 40) if limits == TINY else SIZES):
         for batch in (1, 2, 8, 9, 64, 257, 5000):
             for directions in (1, 2):
                 tiles = [
@@ -39,7 +39,8 @@ def test_launches_cover_every_unit_row_and_direction_once(limits: Limits) -> Non
                     if tile < -(-batch // TILE)
                 ]
                 assert sorted(tiles) == [(d, t) for d in range(directions) for t in range(-(-batch // TILE))]
-                assert design.blocks * design.slices_a_block * SLICE >= design.kind.hidden
+                for launch in design.launches(batch, directions):
+                    assert launch.grid[0] * launch.width * SLICE >= design.kind.hidden
 
 
 @pytest.mark.parametrize("limits", [H200, A100, CONSUMER])
@@ -52,7 +53,7 @@ def test_every_launch_can_be_resident_and_has_its_own_exchange(limits: Limits) -
                 assert launch.exchange == taken
                 taken += launch.grid[1] * launch.grid[2] * launch.tiles * 4 * design.vectors * design.pairs * 128
                 assert launch.grid[0] * launch.grid[1] * launch.grid[2] <= limits.multiprocessors
-                assert design.shared_bytes(launch.tiles * design.slices_a_block) <= limits.shared
+                assert design.shared_bytes(launch.width, launch.tiles) <= limits.shared
             assert design.exchange_words(launches) == taken
 
 
@@ -74,8 +75,18 @@ def test_matrices_stay_on_the_chip_where_they_fit() -> None:
     assert Design(Kind(1024, "float32", "before", "tanh"), CONSUMER, False).streams
 
 
-def test_the_program_does_not_depend_on_the_batch() -> None:
-    design = Design(Kind(512, "float32", "before", "tanh"), H200, False)
-    before = dict(design.defines)
-    design.launches(5000, 2)
-    assert dict(design.defines) == before
+def test_a_gpu_can_be_too_small() -> None:
+    assert not Design(Kind(2048, "float32", "before", "tanh"), TINY, False).possible
+    assert all(design.possible for limits in (H200, A100, CONSUMER) for design in designs(limits))
+
+
+def test_both_passes_are_one_program() -> None:
+    for forward, backward in zip(*[iter(designs(H200))] * 2, strict=True):
+        assert forward.defines == backward.defines
+
+
+def test_large_batches_take_wide_blocks() -> None:
+    design = Design(Kind(512, "bfloat16", "before", "tanh"), H200, False)
+    assert [launch.width for launch in design.launches(16, 1)] == [design.narrow]
+    assert [launch.width for launch in design.launches(256, 1)] == [design.wide]
+    assert design.wide > design.narrow
