@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ParamSpec
 
 import torch
 
@@ -11,6 +12,8 @@ from .. import _checks
 from .cuda import gpu
 
 BACKENDS = ("reference", "cuda")
+
+_P = ParamSpec("_P")
 
 
 class BackendUnavailableError(RuntimeError):
@@ -89,8 +92,16 @@ def _place(device: torch.device | str) -> torch.device:
         ) from error
 
 
-# What these find depends on the machine alone, and torch.compile need not look inside.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constant(function: Callable[_P, str | None]) -> Callable[_P, str | None]:
+    """Let torch.compile take a result as it is: it depends on the machine alone.
+
+    `torch.compiler.assume_constant_result` does no more, but it imports all of torch's compiler, which takes seconds.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant
 def _why_not_cuda(device_type: str, index: int | None, dtype: torch.dtype, hidden_size: int, reset: str) -> str | None:
     if device_type != "cuda":
         return f"it runs on CUDA devices, and the tensors are on {device_type!r}; move them with .to('cuda')"
@@ -98,8 +109,8 @@ def _why_not_cuda(device_type: str, index: int | None, dtype: torch.dtype, hidde
     return missing or gpu.why_not_there(_number(index), dtype, hidden_size, reset)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _how_cuda(index: int | None, dtype: torch.dtype, hidden_size: int, reset: str) -> str:
+@_constant
+def _how_cuda(index: int | None, dtype: torch.dtype, hidden_size: int, reset: str) -> str | None:
     return gpu.how(_number(index), dtype, hidden_size, reset)
 
 
