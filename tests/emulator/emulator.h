@@ -245,6 +245,8 @@ inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x))
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
 inline float __fdividef(float x, float y) { return fabsf(y) > 0x1p126f ? x * 0.0f : x / y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }

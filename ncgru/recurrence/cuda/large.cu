@@ -235,24 +235,31 @@ struct Matrices {
     }
 };
 
+// x = high + low, each with the 11 significant bits of tf32 (Veltkamp's way: rounding to tf32 by the machine's own
+// instruction takes many times as long). NaN stays NaN.
 template <int COUNT>
 __device__ __forceinline__ void split(const unsigned (&x)[COUNT], unsigned (&high)[COUNT], unsigned (&low)[COUNT]) {
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {
-        high[k] = round_tf32(__uint_as_float(x[k]));
-        low[k] = round_tf32(__uint_as_float(x[k]) - __uint_as_float(high[k]));
+        float value = __uint_as_float(x[k]), scaled = __fmul_rn(value, 8193.0f);
+        float upper = __fsub_rn(scaled, __fsub_rn(scaled, value));
+        high[k] = __float_as_uint(upper);
+        low[k] = __float_as_uint(__fsub_rn(value, upper));
     }
 }
 
-// Partial sums of this warp, in chains that do not wait for each other; COUNT of these are under way at once.
+// Partial sums of this warp; COUNT of these are under way at once.
+//
+// The tensor cores cut off what they add to a sum, where a processor rounds. So where float32 is wanted, they sum the
+// products of high parts over one pair only, and these sums are added up outside; the small rest they may keep.
 template <int COUNT>
 struct Sums {
-    static constexpr int HALVES = COUNT == 1 ? 2 : 1;
-    float of[SPLIT ? 2 * HALVES : HALVES][4];
+    static constexpr int HALVES = COUNT == 1 ? 2 : 1;  // chains that do not wait for each other
+    float of[HALVES][4], rest[HALVES][4];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (auto& chain : of) chain[0] = chain[1] = chain[2] = chain[3] = 0.0f;
+        for (int k = 0; k < 4 * HALVES; ++k) of[k / 4][k % 4] = rest[k / 4][k % 4] = 0.0f;
     }
 
     __device__ __forceinline__ void add(const unsigned (&a)[4], const unsigned (&b)[2], int half) {
@@ -266,21 +273,23 @@ struct Sums {
 #endif
     }
 
-    // b is split already.
+    // b is split already; `pair` collects the high products of both halves of a pair.
     __device__ __forceinline__ void add_split(
-        const unsigned (&a)[4], const unsigned (&b_high)[2], const unsigned (&b_low)[2], int half) {
+        float (&pair)[4], const unsigned (&a)[4], const unsigned (&b_high)[2], const unsigned (&b_low)[2], int half) {
         unsigned high[4], low[4];
         split(a, high, low);
-        float(&small)[4] = of[sizeof(of) / sizeof(of[0]) - HALVES + half % HALVES];
-        mma_tf32(small, low, b_high);
-        mma_tf32(small, high, b_low);
-        mma_tf32(of[half % HALVES], high, b_high);
+        mma_tf32(rest[half % HALVES], low, b_high);
+        mma_tf32(rest[half % HALVES], high, b_low);
+        mma_tf32(pair, high, b_high);
+        if (half == 0) return;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) of[0][k] += pair[k];
     }
 
     __device__ __forceinline__ float total(int k) const {
         float sum = of[0][k];
-#pragma unroll
-        for (int i = 1; i < static_cast<int>(sizeof(of) / sizeof(of[0])); ++i) sum += of[i][k];
+        if constexpr (!SPLIT && HALVES == 2) sum += of[HALVES - 1][k];
+        if constexpr (SPLIT) sum += HALVES == 2 ? rest[0][k] + rest[HALVES - 1][k] : rest[0][k];
         return sum;
     }
 };
@@ -293,6 +302,7 @@ __device__ __forceinline__ void multiply(
     for (int i = 0; i < CHUNK; ++i) {
         if (AT + i >= SHARE || share_pair(AT + i) >= PAIRS) continue;
         const unsigned all[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
+        float pairs[COUNT][W][4] = {};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned b[2] = {all[2 * half], all[2 * half + 1]};
@@ -300,20 +310,20 @@ __device__ __forceinline__ void multiply(
             if constexpr (SPLIT) split(b, high, low);
 #pragma unroll
             for (int w = 0; w < W; ++w) {
-                auto add = [&](Sums<COUNT * W>& sum, const unsigned(&a)[4]) {
-                    if constexpr (SPLIT) sum.add_split(a, high, low, half);
-                    else sum.add(a, b, half);
+                auto add = [&](int m, const unsigned(&a)[4]) {
+                    if constexpr (SPLIT) sums[m][w].add_split(pairs[m][w], a, high, low, half);
+                    else sums[m][w].add(a, b, half);
                 };
                 unsigned a[4];
                 matrices.template read<FIRST>(a, w, AT + i, half);
-                add(sums[0][w], a);
+                add(0, a);
                 if constexpr (COUNT > 1) {
                     matrices.template read<FIRST + 1>(a, w, AT + i, half);
-                    add(sums[1][w], a);
+                    add(1, a);
                 }
                 if constexpr (COUNT > 2) {
                     matrices.template read<FIRST + 2>(a, w, AT + i, half);
-                    add(sums[2][w], a);
+                    add(2, a);
                 }
             }
         }
@@ -395,12 +405,10 @@ struct Phase {
     template <int READ>
     __device__ __forceinline__ void add(Sums<Product::COUNT * W> (&sums)[Product::COUNT][W], int tile) {
         if constexpr (READ < READS) {
-            // With one tile, words are looked for before they have come, so that those of the next read are old too.
-            while (next.renew())
-                if (part.tiles == 1) after_next.renew();
+            while (next.renew()) {}
             const Words now = next;
             next = after_next;
-            if (part.tiles == 1) next.renew();
+            if (READS > 1 && part.tiles == 1) next.renew();  // asked for before it could have come
             request<READ + 2>(after_next, tile);
             multiply<Product::first(READ / CHUNKS), READ % CHUNKS * CHUNK, Product::COUNT, W>(sums, matrices, now.of);
             add<READ + 1>(sums, tile);
@@ -465,6 +473,17 @@ struct Cell {
     }
 
     __device__ bool real(int k, const Task& task) const { return row < task.batch && unit + k < HIDDEN; }
+};
+
+// All places of a cell thread, worked out before it waits.
+template <int W>
+struct Cells {
+    Cell of[items_of(W)];
+
+    __device__ Cells(const Part& part, const Task& task, const index_t* lengths, int tile, index_t t) {
+#pragma unroll
+        for (int item = 0; item < items_of(W); ++item) of[item] = Cell::make<W>(part, task, lengths, tile, item, t);
+    }
 };
 
 __device__ __forceinline__ unsigned word_of(const float (&x)[PACK]) {
@@ -676,23 +695,21 @@ struct ForwardCells {
                 now = ahead;
                 bool last = tile + 1 == part.tiles;
                 ahead.read(part, task, x, last ? 0 : tile + 1, last ? step + 1 : step);
+                const Cells<W> at(part, task, x.lengths, tile, t);
                 partials.open();
 #pragma unroll
-                for (int item = 0; item < items_of(W); ++item) {
-                    const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, t);
-                    on_state(at, tile, item, t >= at.length, now.p[item]);
-                }
+                for (int item = 0; item < items_of(W); ++item)
+                    on_state(at.of[item], tile, item, t >= at.of[item].length, now.p[item]);
                 partials.close();
             }
             next_phase();
             if constexpr (RESET == BEFORE) {
                 for (int tile = 0; tile < part.tiles; ++tile) {
+                    const Cells<W> at(part, task, x.lengths, tile, t);
                     partials.open();
 #pragma unroll
-                    for (int item = 0; item < items_of(W); ++item) {
-                        const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, t);
-                        on_gated(at, tile, item, t >= at.length);
-                    }
+                    for (int item = 0; item < items_of(W); ++item)
+                        on_gated(at.of[item], tile, item, t >= at.of[item].length);
                     partials.close();
                 }
                 next_phase();
@@ -912,10 +929,10 @@ struct BackwardCells {
         for (index_t step = 0; step < task.steps; ++step) {
             if constexpr (RESET == BEFORE) {
                 for (int tile = 0; tile < part.tiles; ++tile) {
+                    const Cells<W> at(part, task, x.lengths, tile, time(step));
                     partials.open();
 #pragma unroll
-                    for (int item = 0; item < items_of(W); ++item)
-                        on_candidate(Cell::make<W>(part, task, x.lengths, tile, item, time(step)), tile, item);
+                    for (int item = 0; item < items_of(W); ++item) on_candidate(at.of[item], tile, item);
                     partials.close();
                 }
                 next_phase();
@@ -924,18 +941,19 @@ struct BackwardCells {
                 now = ahead;
                 bool last = tile + 1 == part.tiles;
                 ahead.read(part, task, x, last ? 0 : tile + 1, last ? step + 2 : step + 1);
+                const bool more = step + 1 < task.steps;
+                const index_t t = time(more ? step + 1 : step);
+                const Cells<W> at(part, task, x.lengths, tile, t);
                 partials.open();
 #pragma unroll
                 for (int item = 0; item < items_of(W); ++item) {
-                    bool more = step + 1 < task.steps;
-                    index_t t = time(more ? step + 1 : step);
-                    const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, t);
+                    const Cell& here = at.of[item];
                     float e[PACK];
 #pragma unroll
                     for (int k = 0; k < PACK; ++k)
-                        e[k] = memory(CARRIED, tile, item, k) + partials.sum(0, at.slice, at.place + k);
-                    if (more) start_step(at, tile, item, t >= at.length, now.of[item], e);
-                    else finish(at, tile, item, e);
+                        e[k] = memory(CARRIED, tile, item, k) + partials.sum(0, here.slice, here.place + k);
+                    if (more) start_step(here, tile, item, t >= here.length, now.of[item], e);
+                    else finish(here, tile, item, e);
                 }
                 partials.close();
             }

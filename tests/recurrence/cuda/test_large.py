@@ -13,8 +13,8 @@ from ncgru.recurrence.cuda.kind import Kind, Limits
 from tests.recurrence.cuda.compare import excess, problem
 from tests.recurrence.cuda.emulated import Emulated
 
-# In float32 a sum over few terms may be off by a unit of the last place where the reference happens not to be.
-LEAST = {"float32": 3e-7, "bfloat16": 2e-2, "float16": 3e-3}
+# In float32 a sum over few terms may be off by a few units of the last place where the reference happens not to be.
+LEAST = {"float32": 6e-7, "bfloat16": 2e-2, "float16": 3e-3}
 RESETS, NONLINEARITIES = ("before", "after", "none"), ("modrelu", "tanh", "relu")
 
 
