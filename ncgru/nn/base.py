@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ncgru import _checks
+from ncgru._eager import simply_computes
+from ncgru.nn.layer import Weights, final_states, no_state, project, run_layer
+from ncgru.nn.wiring import Wiring
 from ncgru.recurrence import recurrence, resolve_backend
+from ncgru.recurrence.cuda.operator import kind_now
 
 NONLINEARITIES = ("modrelu", "tanh", "relu")
 
@@ -24,11 +27,13 @@ class Recurrent(nn.Module):
     - `weight_ih{suffix}` [G·H, I]: the input weights, one block of H rows for each of the cell's `rows`;
     - `bias{suffix}` [G·H]: in the same order; the block of c is modReLU's threshold, or additive for tanh and relu.
 
-    A subclass adds the recurrent matrices (`_add_recurrent`) and assembles them (`_recurrent_weights`).
+    A subclass adds the recurrent matrices (`_add_recurrent`): those of the letters in `_structured` it makes itself
+    (`_matrices`), the rows of the others are `weight_hh_free{suffix}` [F·H, H].
     """
 
     rows: ClassVar[str]
     reset: ClassVar[Literal["before", "after", "none"]]
+    threshold_offset: ClassVar[float] = 0.0
 
     def __init__(
         self,
@@ -78,6 +83,7 @@ class Recurrent(nn.Module):
                 self._add_parameter(f"bias{direction}", size)
         self._add_recurrent(suffix, directions)
         self._layers.append((suffix, directions))
+        self._wiring = Wiring(self.rows, self._structured, self.hidden_size, self.nonlinearity, self.threshold_offset)
 
     def _add_parameter(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> None:
         """Register an uninitialised parameter."""
@@ -87,14 +93,30 @@ class Recurrent(nn.Module):
         """Register the recurrent parameters of a layer."""
         raise NotImplementedError
 
-    def _recurrent_weights(self, suffix: str, directions: tuple[str, ...]) -> list[Tensor]:
-        """The assembled recurrent matrices [G·H, H] of a layer, one for each direction."""
+    @property
+    def _structured(self) -> str:
+        """Letters of the recurrent matrices that are made from something else."""
         raise NotImplementedError
 
-    def _dtype_of(self, direction: str) -> torch.dtype:
-        """The dtype of a direction's weights."""
-        dtype: torch.dtype = getattr(self, f"weight_ih{direction}").dtype
-        return dtype
+    def _matrices(self, suffix: str, directions: tuple[str, ...]) -> Tensor | None:
+        """The matrices of `_structured` [D·S, H, H] of a layer, directions outermost; None where there are none."""
+        raise NotImplementedError
+
+    def _weights(self, suffix: str, directions: tuple[str, ...]) -> Weights:
+        """All parameters of a layer, with the structured matrices made."""
+        some_free = len(self._structured) < len(self.rows)
+        return Weights(
+            self._matrices(suffix, directions),
+            [getattr(self, f"weight_hh_free{direction}") for direction in directions] if some_free else [],
+            [getattr(self, f"weight_ih{direction}") for direction in directions],
+            [getattr(self, f"bias{direction}") for direction in directions] if self._biased else [],
+        )
+
+    def _recurrent_weights(self, weights: Weights) -> Sequence[Tensor]:
+        """The assembled recurrent matrices [G·H, H] of a layer, one for each direction."""
+        count, dtype = len(weights.inputs), weights.inputs[0].dtype
+        whole = self._wiring.weight(weights.matrices, weights.free, count, dtype)
+        return whole.chunk(count) if count > 1 else [whole]
 
     def _long(self, name: str) -> Tensor:
         """A parameter in float32 where it has 16 bits: what is assembled from several needs one dtype for all."""
@@ -103,75 +125,79 @@ class Recurrent(nn.Module):
 
     def _threshold(self, direction: str) -> Tensor | None:
         """modReLU's threshold [H], or None where the bias of c is additive or absent."""
-        if self.nonlinearity != "modrelu" or not self._biased:
-            return None
-        bias: Tensor = getattr(self, f"bias{direction}")
-        return bias[-self.hidden_size :]
+        return self._wiring.threshold(self._bias(direction), [getattr(self, f"weight_ih{direction}")])
 
     def _project(self, input: Tensor, direction: str) -> Tensor:
         """W x and all additive biases, for every step at once: [T, B, I] -> [T, B, G·H]."""
-        return F.linear(input, getattr(self, f"weight_ih{direction}"), self._additive_bias(direction))
+        return project(self._wiring, input, [getattr(self, f"weight_ih{direction}")], self._bias(direction))
 
-    def _additive_bias(self, direction: str) -> Tensor | None:
-        """What is added to W x [G·H]; modReLU's threshold is not."""
-        only_threshold = self.nonlinearity == "modrelu" and len(self.rows) == 1
-        if not self._biased or only_threshold:
-            return None
-        bias: Tensor = getattr(self, f"bias{direction}")
-        return F.pad(bias[: -self.hidden_size], (0, self.hidden_size)) if self.nonlinearity == "modrelu" else bias
+    def _bias(self, direction: str) -> list[Tensor]:
+        return [getattr(self, f"bias{direction}")] if self._biased else []
 
     def _run_layer(
         self,
         input: Tensor,
         initial: Tensor | None,
-        weights: Sequence[Tensor],
+        suffix: str,
         directions: tuple[str, ...],
         lengths: Tensor | None,
-    ) -> Tensor:
-        """One layer over a whole sequence: [T, B, I] and the states [D, B, H] before it -> [T, B, D·H]."""
-        if self._backend_on(input.device, self._projected_dtype(input, directions[0])) == "cuda":
-            return self._run_directions_at_once(input, initial, weights, directions, lengths)
-        states = [None] * len(directions) if initial is None else initial.unbind()
-        outputs = [
-            self._run_direction(input, state, weight, direction, lengths)
-            for state, weight, direction in zip(states, weights, directions, strict=True)
-        ]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+    ) -> tuple[Tensor, Tensor]:
+        """One layer over a whole sequence: [T, B, I] and the states before it [D, B, H] -> [T, B, D·H] and the last."""
+        weights = self._weights(suffix, directions)
+        dtype = self._projected_dtype(input, weights.inputs[0].dtype)
+        if self._backend_on(input.device, dtype) != "cuda":
+            output = self._run_one_by_one(input, initial, weights, directions, lengths)
+        elif simply_computes(input, initial, *weights.tensors):
+            kind = kind_now(dtype, self.hidden_size, self.reset, self.nonlinearity)
+            return run_layer(self._wiring, kind, input, initial, weights, lengths)
+        else:
+            output = self._run_by_operators(input, initial, weights, lengths)
+        return output, final_states(output, len(directions))
 
-    def _projected_dtype(self, input: Tensor, direction: str) -> torch.dtype:
-        dtype = self._dtype_of(direction)
+    def _projected_dtype(self, input: Tensor, dtype: torch.dtype) -> torch.dtype:
         kind = input.device.type
         autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         return torch.get_autocast_dtype(kind) if autocast and dtype != torch.float64 else dtype
 
-    def _run_directions_at_once(
-        self,
-        input: Tensor,
-        initial: Tensor | None,
-        weights: Sequence[Tensor],
-        directions: tuple[str, ...],
-        lengths: Tensor | None,
+    def _run_by_operators(
+        self, input: Tensor, initial: Tensor | None, weights: Weights, lengths: Tensor | None
     ) -> Tensor:
-        """All directions of a layer by one projection and one launch."""
-        inputs = [getattr(self, f"weight_ih{direction}") for direction in directions]
-        biases = [bias for direction in directions if (bias := self._additive_bias(direction)) is not None]
-        projected = F.linear(input, _side_by_side(inputs), _side_by_side(biases) if biases else None)
+        """All directions of a layer by one projection and one launch: what `run_layer` does, as torch can trace it."""
+        count, size = len(weights.inputs), self.hidden_size
+        projected = project(self._wiring, input, weights.inputs, weights.biases)
         if initial is None:
-            shape = (len(directions), projected.shape[1], self.hidden_size)
-            initial = projected.new_zeros(shape, dtype=torch.float32)
-        thresholds = [bias for direction in directions if (bias := self._threshold(direction)) is not None]
+            initial = no_state(projected, count, size)
+        weight = self._wiring.weight(weights.matrices, weights.free, count, weights.inputs[0].dtype)
+        threshold = self._wiring.threshold(weights.biases, weights.inputs)
+        _checks.reverse_mode(projected, initial, weight, threshold)
         hidden: Tensor
         hidden, _ = torch.ops.ncgru.recurrence_cuda(
             projected,
             initial,
-            _stacked(weights),
-            _stacked(thresholds) if thresholds else None,
+            weight.view(count, -1, size),
+            None if threshold is None else threshold.view(count, size),
             lengths,
             self.reset,
             self.nonlinearity,
             False,
         )
         return hidden.to(projected.dtype)
+
+    def _run_one_by_one(
+        self,
+        input: Tensor,
+        initial: Tensor | None,
+        weights: Weights,
+        directions: tuple[str, ...],
+        lengths: Tensor | None,
+    ) -> Tensor:
+        """The directions of a layer one after the other, on any backend."""
+        states = [None] * len(directions) if initial is None else initial.unbind()
+        outputs = [
+            self._run_direction(input, state, weight, direction, lengths)
+            for state, weight, direction in zip(states, self._recurrent_weights(weights), directions, strict=True)
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
     def _run_direction(
         self, input: Tensor, initial: Tensor | None, weight: Tensor, direction: str, lengths: Tensor | None
@@ -227,7 +253,7 @@ class Recurrent(nn.Module):
             for suffix, directions in self.__dict__.get("_layers", ()):
                 for index, direction in enumerate(directions):
                     if name == f"weight_hh{direction}":
-                        return self._recurrent_weights(suffix, directions)[index]
+                        return self._recurrent_weights(self._weights(suffix, directions))[index]
         return super().__getattr__(name)
 
     def flatten_parameters(self) -> None:
@@ -253,14 +279,6 @@ def _autocast_joins(value: Tensor, weight: Tensor) -> bool:
 def _joined(value: Tensor, projected: Tensor) -> Tensor:
     """`value` as wide as `projected` at least; float32 where they are of two 16-bit types."""
     return value.to(torch.promote_types(value.dtype, projected.dtype))
-
-
-def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(list(parts))
 
 
 def he_uniform_(weight: Tensor, fan_in: int) -> None:

@@ -27,6 +27,8 @@ MAGNITUDE_OFFSET = 0.001
 class _GORUParameters(Recurrent):
     rows = "ruc"
     reset = "after"
+    threshold_offset = MAGNITUDE_OFFSET
+    _structured = "c"
 
     def __init__(
         self,
@@ -51,21 +53,9 @@ class _GORUParameters(Recurrent):
             self._add_parameter(f"weight_hh_free{direction}", 2 * size, size)
             self._add_parameter(f"angles{direction}", sum(self.layout.counts))
 
-    def _recurrent_weights(self, suffix: str, directions: tuple[str, ...]) -> list[Tensor]:
+    def _matrices(self, suffix: str, directions: tuple[str, ...]) -> Tensor:
         angles = torch.stack([self._long(f"angles{direction}") for direction in directions])
-        products = rotation_product(angles, self.partner, self.place, self.sign)
-        return [
-            torch.cat([self._long(f"weight_hh_free{direction}"), product]).to(self._dtype_of(direction))
-            for direction, product in zip(directions, products, strict=True)
-        ]
-
-    def _threshold(self, direction: str) -> Tensor | None:
-        if self.nonlinearity != "modrelu":
-            return None
-        threshold = super()._threshold(direction)
-        if threshold is None:
-            threshold = getattr(self, f"weight_ih{direction}").new_zeros(self.hidden_size)
-        return threshold + MAGNITUDE_OFFSET
+        return rotation_product(angles, self.partner, self.place, self.sign)
 
     def _place_layout(self, device: torch.device) -> None:
         """Put the rotations' index tensors, which follow from the sizes, on a device."""

@@ -72,22 +72,15 @@ class OrthogonalRecurrent(Recurrent):
             self._add_parameter(f"skew{suffix}", count, packed_size(size), dtype=dtype)
             self.add_module(f"cayley{suffix}", cayley)
 
-    def _recurrent_weights(self, suffix: str, directions: tuple[str, ...]) -> list[Tensor]:
-        if not self.orthogonal:
-            return [getattr(self, f"weight_hh_free{direction}") for direction in directions]
-        matrices = getattr(self, f"cayley{suffix}")(getattr(self, f"skew{suffix}")).split(len(self.orthogonal))
-        return [self._assemble(block, direction) for block, direction in zip(matrices, directions, strict=True)]
+    @property
+    def _structured(self) -> str:
+        return self.orthogonal
 
-    def _assemble(self, matrices: Tensor, direction: str) -> Tensor:
-        """[G·H, H] in the order of `rows`, from one direction's orthogonal matrices and its free rows."""
-        dtype = self._dtype_of(direction)
-        if len(self.rows) == 1:
-            return matrices[0].to(dtype)
-        blocks = dict(zip(self.orthogonal, matrices.unbind(), strict=True))
-        if len(self.orthogonal) < len(self.rows):
-            free = self._long(f"weight_hh_free{direction}")
-            blocks.update(zip(self._free_letters(), free.split(self.hidden_size), strict=True))
-        return torch.cat([blocks[letter] for letter in self.rows]).to(dtype)
+    def _matrices(self, suffix: str, directions: tuple[str, ...]) -> Tensor | None:
+        if not self.orthogonal:
+            return None
+        matrices: Tensor = getattr(self, f"cayley{suffix}")(getattr(self, f"skew{suffix}"))
+        return matrices
 
     def _free_letters(self) -> str:
         return "".join(letter for letter in self.rows if letter not in self.orthogonal)

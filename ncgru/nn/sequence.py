@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ncgru import _checks
 from ncgru.nn.base import Recurrent
+from ncgru.nn.wiring import side_by_side
 
 
 class SequenceModule(Recurrent):
@@ -79,18 +80,15 @@ class SequenceModule(Recurrent):
 
     def _run(self, sequence: Tensor, initial: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """All layers, time first: [T, B, I] -> [T, B, directions·H] and the final states."""
-        size, finals = self.hidden_size, list[Tensor]()
+        finals: list[Tensor] = []
         for layer, (suffix, directions) in enumerate(self._layers):
             count = len(directions)
             states = None if initial is None else initial[layer * count : (layer + 1) * count]
-            weights = self._recurrent_weights(suffix, directions)
-            sequence = self._run_layer(sequence, states, weights, directions, lengths)
-            finals.append(sequence[-1, :, :size])
-            if self.bidirectional:
-                finals.append(sequence[0, :, size:])
+            sequence, final = self._run_layer(sequence, states, suffix, directions, lengths)
+            finals.append(final)
             if self.dropout > 0 and self.training and layer + 1 < self.num_layers:
                 sequence = F.dropout(sequence, self.dropout)
-        return sequence, torch.stack(finals)
+        return sequence, side_by_side(finals)
 
     def _check_input(self, input: Tensor) -> None:
         layout = "[B, T, input_size]" if self.batch_first else "[T, B, input_size]"
@@ -152,7 +150,7 @@ class CellModule(Recurrent):
             self._check_features("hx", hx, self.hidden_size, "hidden_size")
             hx = hx.unsqueeze(0) if unbatched else hx
         suffix, directions = self._layers[0]
-        (weight,) = self._recurrent_weights(suffix, directions)
+        (weight,) = self._recurrent_weights(self._weights(suffix, directions))
         step = input.view(1, -1, self.input_size) if unbatched else input.unsqueeze(0)
         hidden = self._run_direction(step, hx, weight, suffix, None)[0]
         return hidden.squeeze(0) if unbatched else hidden

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ncgru._eager import simply_computes
 from ncgru.orthogonal import cuda
 from ncgru.orthogonal.inverse import cayley_read, follow_inverse, following, gradient_of
 
@@ -18,20 +19,12 @@ def read(packed: Tensor, state: cuda.State, method: str, order: int, reset_every
     compiled, exported or transformed, goes to the operations, which torch knows.
     """
     matrix: Tensor
-    if not torch.compiler.is_compiling() and _plain(packed) and cuda.usable(packed, state):
+    if simply_computes(packed) and cuda.usable(packed, state):
         matrix, _ = _FusedRead.apply(packed, state, method, order, reset_every)  # type: ignore[no-untyped-call]
     else:
         follow_inverse(packed.detach(), *state, method, order, reset_every)
         matrix, _ = cayley_read(packed, state.inverse, state.matrix, state.signs)
     return matrix
-
-
-def _plain(tensor: Tensor) -> bool:
-    return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._are_functorch_transforms_active()
-    )
 
 
 class _FusedRead(torch.autograd.Function):
@@ -53,7 +46,12 @@ class _FusedRead(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_matrix: Tensor | None, grad_inverse: Tensor | None) -> tuple[Tensor | None, ...]:
         matrix, inverse, signs = ctx.saved_tensors
-        if torch.is_grad_enabled() or grad_matrix is None or grad_inverse is not None or not _plain(grad_matrix):
+        if (
+            torch.is_grad_enabled()
+            or grad_matrix is None
+            or grad_inverse is not None
+            or not simply_computes(grad_matrix)
+        ):
             gradient = gradient_of(grad_matrix, grad_inverse, matrix, inverse, signs)
         else:
             gradient = ctx.kernels.gradient(grad_matrix.contiguous(), matrix, inverse, signs)

@@ -2,7 +2,8 @@
 
 Shapes: T time, B batch, D directions, H hidden size, G gates (r, u, c, or c alone). The tensors are those of
 `reference.py` with D added: projected and gates [T, B, D*G*H], hidden [T, B, D*H], initial [D, B, H], weight
-[D, G*H, H], threshold [D, H] (the passes also take these two with all rows in one dimension). With D = 2 the second direction runs from the last step to the first.
+[D, G*H, H], threshold [D, H] (the passes also take these two with all rows in one dimension). With D = 2 the second
+direction runs from the last step to the first.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def weight_gradient(kind: Kind, d_projected: Tensor, operands: Tensor, into: Seq
     total = operands.shape[0] * operands.shape[1]
     factors = operands.view(total, 2 * directions, size).unbind(1)
     parts = [_cut(blocks, (kind.gates - 1) * size) for blocks in into]
-    columns = iter(d_projected.view(total, -1).split([len(rows) for blocks in parts for rows in blocks], 1))
+    columns = iter(
+        d_projected.view(total, d_projected.shape[-1]).split([len(rows) for blocks in parts for rows in blocks], 1)
+    )
     for d, blocks in enumerate(parts):
         before, second = factors[2 * d : 2 * d + 2]
         first = 0

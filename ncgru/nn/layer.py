@@ -1,0 +1,198 @@
+"""A layer as one step of autograd: projection and recurrence forward, and by hand all gradients of it.
+
+It is the same work as the operators of `ncgru.recurrence` do between operations of torch, but at a third of the calls,
+of which each costs the host 10 µs and more. It is for tensors that simply hold numbers (`simply_computes`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ncgru.nn.wiring import Wiring, side_by_side
+from ncgru.recurrence.cuda import gpu, operator, passes
+from ncgru.recurrence.cuda.kind import Kind
+
+Gradients = tuple[Tensor | None, ...]
+
+
+class Weights(NamedTuple):
+    """The parameters of a layer. Lists have a tensor for each direction, or none at all.
+
+    Attributes:
+        matrices: the structured recurrent matrices of all directions [D*S, H, H], if there are any.
+        free: the rows of the others [F*H, H].
+        inputs: the input weights [G*H, I].
+        biases: [G*H].
+    """
+
+    matrices: Tensor | None
+    free: list[Tensor]
+    inputs: list[Tensor]
+    biases: list[Tensor]
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.matrices, *self.free, *self.inputs, *self.biases
+
+
+def run_layer(
+    wiring: Wiring, kind: Kind, input: Tensor, initial: Tensor | None, weights: Weights, lengths: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """One layer, all directions: [T, B, I] -> [T, B, D*H] and the final states [D, B, H].
+
+    Under autocast `kind` says the dtype that the projection is taken in.
+    """
+    counts = len(weights.free), len(weights.inputs)
+    made: tuple[Tensor, Tensor] = _Layer.apply(wiring, kind, counts, lengths, input, initial, *weights.tensors)  # type: ignore[no-untyped-call]
+    return made
+
+
+def project(wiring: Wiring, input: Tensor, inputs: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """W x and all additive biases, for every step and direction at once: [T, B, I] -> [T, B, D*G*H]."""
+    return F.linear(input, side_by_side(inputs), wiring.additive_bias(biases))
+
+
+def no_state(projected: Tensor, directions: int, size: int) -> Tensor:
+    """The state before the first step where none is given."""
+    return projected.new_zeros((directions, projected.shape[1], size), dtype=torch.float32)
+
+
+def final_states(output: Tensor, directions: int) -> Tensor:
+    """The states [D, B, H] after the last step of each direction; a copy, as people write to states."""
+    if directions == 1:
+        return output[-1:].clone()
+    size = output.shape[-1] // directions
+    return torch.stack([output[-1, :, :size], output[0, :, size:]])
+
+
+def _without_autocast(function: Any) -> Any:
+    """`function` with autocast off; it says itself which dtypes it wants."""
+
+    @functools.wraps(function)
+    def run(ctx: Any, *args: Any) -> Any:
+        if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+                return function(ctx, *args)
+        return function(ctx, *args)
+
+    return run
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    @_without_autocast
+    def forward(
+        ctx: Any,
+        wiring: Wiring,
+        kind: Kind,
+        counts: tuple[int, int],
+        lengths: Tensor | None,
+        input: Tensor,
+        initial: Tensor | None,
+        matrices: Tensor | None,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        free, inputs, biases = _grouped(parameters, counts)
+        directions = len(inputs)
+        weight = wiring.weight(matrices, free, directions, inputs[0].dtype)
+        threshold = wiring.threshold(biases, inputs)
+        dtype = getattr(torch, kind.storage)
+        if inputs[0].dtype != dtype or input.dtype != dtype:
+            input, inputs, biases = input.to(dtype), [x.to(dtype) for x in inputs], [x.to(dtype) for x in biases]
+        projected = project(wiring, input, inputs, biases)
+        if initial is None:
+            initial = no_state(projected, directions, wiring.hidden_size)
+        machine = gpu.machine_of(projected)
+        hidden, gates = passes.forward(machine, kind, projected, initial, weight, threshold, lengths, False)
+        output = hidden if hidden.dtype == dtype else hidden.to(dtype)
+        ctx.wiring, ctx.kind, ctx.counts, ctx.needs = wiring, kind, (len(free), len(biases)), ctx.needs_input_grad[4:]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(lengths, input, initial, weight, hidden, gates, *inputs)
+        return output, final_states(output, directions)
+
+    @staticmethod
+    @_without_autocast
+    def backward(ctx: Any, grad_output: Tensor | None, grad_final: Tensor | None) -> Gradients:
+        found: Gradients = (None,) * len(ctx.needs)
+        if grad_output is not None or grad_final is not None:
+            arguments = (_Settings(ctx.wiring, ctx.kind, ctx.counts, ctx.needs), grad_output, grad_final)
+            saved = ctx.saved_tensors  # read once: each reading unpacks anew, which checkpointing forbids
+            run = _Backward.apply if torch.is_grad_enabled() else _gradients
+            found = run(*arguments, *saved)
+        return None, None, None, None, *found
+
+
+class _Settings(NamedTuple):
+    wiring: Wiring
+    kind: Kind
+    counts: tuple[int, int]
+    needs: tuple[bool, ...]
+
+
+class _Backward(torch.autograd.Function):
+    """`_gradients` where somebody might differentiate again."""
+
+    @staticmethod
+    def forward(ctx: Any, settings: _Settings, *tensors: Tensor | None) -> Gradients:
+        return _gradients(settings, *tensors)  # type: ignore[arg-type]
+
+    backward = staticmethod(operator.refuse_second_order)
+
+
+def _gradients(
+    settings: _Settings,
+    grad_output: Tensor | None,
+    grad_final: Tensor | None,
+    lengths: Tensor | None,
+    input: Tensor,
+    initial: Tensor,
+    weight: Tensor,
+    hidden: Tensor,
+    gates: Tensor,
+    *inputs: Tensor,
+) -> Gradients:
+    """Gradients of input, initial, matrices, free rows, input weights and biases, in autograd's order."""
+    wiring, kind, (free, biases), needs = settings
+    directions, machine = len(inputs), gpu.machine_of(gates)
+    grad_hidden = _gradient_of_states(hidden, grad_output, grad_final, directions)
+    found = passes.backward_in_time(machine, kind, grad_hidden, initial, weight, lengths, hidden, gates, False)
+    flat = found.projected.view(-1, gates.shape[-1])
+    d_input = torch.mm(flat, side_by_side(inputs)).view(input.shape) if needs[0] else None
+    d_matrices, d_free = wiring.room_for_gradients(directions, hidden)
+    if any(needs[2 : 3 + free]):
+        rows = wiring.rows_of(d_matrices, d_free, directions)
+        passes.weight_gradient(kind, found.projected, found.operands, rows)
+    d_inputs: Sequence[Tensor | None] = [None] * directions
+    if any(needs[3 + free : 3 + free + directions]):
+        d_inputs = torch.mm(flat.t(), input.reshape(-1, input.shape[-1])).chunk(directions)
+    d_biases = wiring.bias_gradients(flat, found.threshold) if biases else ()
+    return d_input, found.initial if needs[1] else None, d_matrices, *d_free, *d_inputs, *d_biases
+
+
+def _gradient_of_states(
+    hidden: Tensor, grad_output: Tensor | None, grad_final: Tensor | None, directions: int
+) -> Tensor:
+    """dL/dh of all steps, from those of the output and of the final states."""
+    if grad_final is None:
+        assert grad_output is not None
+        return grad_output
+    grad = torch.zeros_like(hidden) if grad_output is None else grad_output.to(hidden.dtype, copy=True)
+    size = hidden.shape[-1] // directions
+    grad[-1, :, :size] += grad_final[0]
+    if directions == 2:
+        grad[0, :, size:] += grad_final[1]
+    return grad
+
+
+def _grouped(
+    parameters: Sequence[Tensor], counts: tuple[int, int]
+) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
+    """The parameters as free rows, input weights and biases, of which the first two are so many."""
+    free, inputs = counts
+    return parameters[:free], parameters[free : free + inputs], parameters[free + inputs :]

@@ -1,0 +1,166 @@
+"""That a layer as one step of autograd, its kernels emulated, computes what the reference backend does."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
+
+from ncgru.nn import base
+from ncgru.nn.layer import run_layer
+from ncgru.nn.sequence import SequenceModule
+from ncgru.recurrence import dispatch
+from ncgru.recurrence.cuda import gpu
+from tests.nn.builders import SEQUENCES
+from tests.recurrence.cuda.emulated import Emulated
+
+STEPS, BATCH, INPUTS = 4, 3, 5
+
+
+@contextmanager
+def emulated_gpu() -> Iterator[mock.Mock]:
+    """CPU tensors run by emulated kernels; yields a spy on the layers that take the short way."""
+    with (
+        mock.patch.object(dispatch, "_why_not_cuda", return_value=None),
+        mock.patch.object(dispatch, "_how_cuda", return_value=""),
+        mock.patch.object(gpu, "machine_of", return_value=Emulated()),
+        mock.patch.object(base, "run_layer", wraps=run_layer) as spy,
+    ):
+        yield spy
+
+
+def pair(name: str, hidden: int = 6, **settings: object) -> tuple[SequenceModule, SequenceModule]:
+    """A module that runs on kernels, and one with the same parameters that runs on the reference backend."""
+    torch.manual_seed(3)
+    ours = SEQUENCES[name](INPUTS, hidden, **settings)
+    theirs = copy.deepcopy(ours)
+    ours.backend, theirs.backend = "cuda", "reference"
+    return ours, theirs
+
+
+def results(module: SequenceModule, x: Tensor, *states: Tensor, lengths: Tensor | None = None) -> list[Tensor]:
+    """Output, final state, and the gradients of everything."""
+    x = x.clone().requires_grad_()
+    leaves = [state.clone().requires_grad_() for state in states]
+    if lengths is None:
+        output, final = module(x, *leaves)
+    else:
+        packed, final = module(pack_padded_sequence(x, lengths, enforce_sorted=False), *leaves)
+        output = packed.data
+    weights = torch.linspace(-1, 1, output.numel()).view_as(output)
+    loss = (output.float() * weights).sum() + final.float().square().sum()
+    wanted = [x, *leaves, *module.parameters()]
+    gradients = torch.autograd.grad(loss, wanted)
+    assert [g.dtype for g in gradients] == [leaf.dtype for leaf in wanted]
+    return [output, final, *gradients]
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    for mine, its in zip(found, expected, strict=True):
+        assert mine.dtype == its.dtype
+        scale = max(1.0, float(its.detach().abs().max())) if its.numel() else 1.0
+        torch.testing.assert_close(mine, its, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_equals_the_reference(name: str, bidirectional: bool) -> None:
+    ours, theirs = pair(name, num_layers=2, bidirectional=bidirectional)
+    x, h0 = torch.randn(STEPS, BATCH, INPUTS), torch.randn(4 if bidirectional else 2, BATCH, 6)
+    with emulated_gpu() as spy:
+        assert_same(results(ours, x, h0), results(theirs, x, h0), 1e-5)
+        assert_same(results(ours, x), results(theirs, x), 1e-5)
+    assert spy.call_count == 4
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_packed_sequences_without_biases(name: str) -> None:
+    ours, theirs = pair(name, bias=False, bidirectional=True)
+    x, lengths = torch.randn(STEPS, BATCH, INPUTS), torch.tensor([2, 4, 1])
+    with emulated_gpu() as spy:
+        assert_same(results(ours, x, lengths=lengths), results(theirs, x, lengths=lengths), 1e-5)
+    assert spy.called
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_large_matrices(name: str) -> None:
+    ours, theirs = pair(name, hidden=130)
+    x = torch.randn(2, BATCH, INPUTS)
+    with emulated_gpu() as spy:
+        assert_same(results(ours, x), results(theirs, x), 1e-5)
+    assert spy.called
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("how", ["bfloat16", "autocast"])
+def test_16_bits(name: str, how: str) -> None:
+    dtype = torch.bfloat16 if how == "bfloat16" else torch.float32
+    ours, theirs = pair(name, dtype=dtype)
+    x = torch.randn(STEPS, BATCH, INPUTS, dtype=dtype)
+    with emulated_gpu() as spy, torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        found, expected = results(ours, x), results(theirs, x)
+    assert_same(found, expected, 3e-2)
+    assert found[0].dtype == torch.bfloat16
+    assert spy.called
+
+
+@pytest.mark.parametrize("wanted", ["x", "weight_ih_l0", "bias_l0", "weight_hh_free_l0", "skew_l0"])
+def test_one_gradient_alone(wanted: str) -> None:
+    found = []
+    for module in pair("ncgru"):
+        x = torch.linspace(-1, 1, STEPS * BATCH * INPUTS).view(STEPS, BATCH, INPUTS)
+        module.requires_grad_(False)
+        leaf = x if wanted == "x" else module.get_parameter(wanted)
+        leaf.requires_grad_()
+        with emulated_gpu():
+            found.append(torch.autograd.grad(module(x)[0].square().sum(), [leaf]))
+    assert_same([found[0][0]], [found[1][0]], 1e-5)
+
+
+def test_only_the_final_state_has_a_gradient() -> None:
+    found = []
+    for module in pair("ncgru", bidirectional=True):
+        with emulated_gpu():
+            final = module(torch.ones(STEPS, BATCH, INPUTS))[1]
+            found.append(torch.autograd.grad(final.square().sum(), list(module.parameters())))
+    assert_same(list(found[0]), list(found[1]), 1e-5)
+
+
+def test_no_rows() -> None:
+    ours, theirs = pair("ncgru", bidirectional=True)
+    x = torch.randn(STEPS, 0, INPUTS)
+    with emulated_gpu():
+        assert_same(results(ours, x), results(theirs, x), 0.0)
+
+
+def test_checkpointing() -> None:
+    ours, _ = pair("ncgru")
+    x = torch.randn(STEPS, BATCH, INPUTS, requires_grad=True)
+    with emulated_gpu():
+        plain = torch.autograd.grad(ours(x)[0].sum(), [x, *ours.parameters()])
+        again = torch.autograd.grad(checkpoint(ours, x, use_reentrant=False)[0].sum(), [x, *ours.parameters()])
+    assert_same(list(plain), list(again), 0.0)
+
+
+def test_refuses_second_derivatives() -> None:
+    ours, _ = pair("ncgru")
+    x = torch.randn(STEPS, BATCH, INPUTS, requires_grad=True)
+    with emulated_gpu():
+        (first,) = torch.autograd.grad(ours(x)[0].square().sum(), [x], create_graph=True)
+        with pytest.raises(RuntimeError, match="backend='reference'"):
+            first.sum().backward()
+
+
+def test_notices_that_an_output_was_changed() -> None:
+    ours, _ = pair("ncgru")
+    with emulated_gpu():
+        output = ours(torch.randn(STEPS, BATCH, INPUTS))[0]
+        loss = output.sum()
+        output.detach().zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
