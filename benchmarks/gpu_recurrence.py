@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import torch
 
 from benchmarks.gpu import judge
 from benchmarks.gpu.layers import Layer, contestants, of_module, set_precision, torch_dtype
+from benchmarks.gpu.programs import compile_ahead
 from benchmarks.gpu.records import Record, append, facts, record
 from benchmarks.gpu.shapes import FIRST_USE, GROUPS, ORTHOGONAL_SIZES, OTHER_GROUPS, OURS, Shape
 from benchmarks.gpu.timing import Call, Sample, captured, in_turns, warm_up
@@ -43,17 +45,19 @@ class Bench:
     Attributes:
         common: facts that each record carries.
         seconds: how long to repeat, a shape.
+        chosen: names of the contestants that run; all if empty.
     """
 
-    def __init__(self, common: Record, seconds: float) -> None:
+    def __init__(self, common: Record, seconds: float, chosen: Collection[str] = ()) -> None:
         self.common = common
         self.seconds = seconds
+        self.chosen = chosen
         self._calls: dict[Key, Call] = {}
         self._failures: dict[Key, str] = {}
         self._layers: dict[tuple[str, str], Layer] = {}
 
-    def add(self, dtype: str, what: str, passing: str, call: Call) -> None:
-        """Warm a call up, and time it from Python and from a graph."""
+    def add(self, dtype: str, what: str, passing: str, call: Call, *, capture: bool = True) -> None:
+        """Warm a call up, and time it from Python and from a graph. A failed capture spoils the process for later ones."""
         set_precision(dtype)
         key = (dtype, what, passing)
         try:
@@ -62,6 +66,8 @@ class Bench:
             self._failures[*key, judge.EAGER] = _reason(error)
             return
         self._calls[*key, judge.EAGER] = call
+        if not capture:
+            return
         try:
             self._calls[*key, judge.GRAPH] = captured(call)
         except Exception as error:
@@ -69,6 +75,8 @@ class Bench:
 
     def add_layers(self, shape: Shape, dtype: str) -> None:
         for what, build in contestants(shape, dtype):
+            if self.chosen and what not in self.chosen:
+                continue
             set_precision(dtype)
             try:
                 layer = build()
@@ -110,7 +118,9 @@ def _reason(error: Exception) -> str:
 def layers(name: str, bench: Bench, quick: bool) -> Iterator[list[dict[str, Any]]]:
     """The measurements of a group, shape by shape."""
     group = GROUPS[name]
-    for shape in group.shapes[:1] if quick else group.shapes:
+    shapes = group.shapes[:1] if quick else group.shapes
+    compile_ahead(itertools.product(shapes, group.dtypes))
+    for shape in shapes:
         for dtype in group.dtypes:
             bench.add_layers(shape, dtype)
         yield bench.finish(name, shape)
@@ -120,7 +130,7 @@ def orthogonal(bench: Bench, quick: bool) -> Iterator[list[dict[str, Any]]]:
     """The update of one matrix, ours and torch's."""
     for n in ORTHOGONAL_SIZES[:1] if quick else ORTHOGONAL_SIZES:
         bench.add("float32", OURS, judge.UPDATING, our_step(n, 1)[0])
-        bench.add("float32", judge.TORCH_CAYLEY, judge.UPDATING, torch_step(n, 1))
+        bench.add("float32", judge.TORCH_CAYLEY, judge.UPDATING, torch_step(n, 1), capture=False)
         yield bench.finish("orthogonal", Shape(1, 1, n))
 
 
@@ -186,6 +196,7 @@ def options() -> argparse.Namespace:
     names = [*GROUPS, *OTHER_GROUPS]
     parser.add_argument("--groups", nargs="+", choices=names, default=names, metavar="GROUP", help=", ".join(names))
     parser.add_argument("--out", type=Path, help="the file that JSON lines are added to")
+    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help='contestants, such as NCGRU "nn.GRU"')
     parser.add_argument("--quick", action="store_true", help="the first shape of each group")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long to repeat, a shape (but 7 times at least)")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
@@ -200,7 +211,7 @@ def main() -> None:
         *sizes, dtype = chosen.first_use
         print_first_use(Shape(*map(int, sizes)), dtype)
         return
-    bench = Bench(facts(chosen.commit), chosen.seconds)
+    bench = Bench(facts(chosen.commit), chosen.seconds, chosen.only)
     lines: list[dict[str, Any]] = []
     for name in chosen.groups:
         begin = time.perf_counter()
