@@ -57,7 +57,7 @@ class Bench:
         self._layers: dict[tuple[str, str], Layer] = {}
 
     def add(self, dtype: str, what: str, passing: str, call: Call, *, capture: bool = True) -> None:
-        """Warm a call up, and time it from Python and from a graph. A failed capture spoils the process for later ones."""
+        """Warm a call up, and time it from Python and from a graph; a failed capture would spoil what comes after."""
         set_precision(dtype)
         key = (dtype, what, passing)
         try:
