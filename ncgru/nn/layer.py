@@ -99,39 +99,47 @@ class _Layer(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         free, inputs, biases = _grouped(parameters, counts)
-        directions = len(inputs)
-        weight = wiring.weight(matrices, free, directions, inputs[0].dtype)
-        threshold = wiring.threshold(biases, inputs)
         dtype = getattr(torch, kind.storage)
         if inputs[0].dtype != dtype or input.dtype != dtype:
-            input, inputs, biases = input.to(dtype), [x.to(dtype) for x in inputs], [x.to(dtype) for x in biases]
-        projected = project(wiring, input, inputs, biases)
-        if initial is None:
-            initial = no_state(projected, directions, wiring.hidden_size)
+            input, inputs = input.to(dtype), [x.to(dtype) for x in inputs]
+        bias = None if passes.adds_biases(kind) else wiring.additive_bias(biases)
+        projected = F.linear(input, side_by_side(inputs), bias if bias is None else bias.to(dtype))
+        learnt = _learnt(wiring, kind, matrices, free, biases, inputs)
         machine = gpu.machine_of(projected)
-        hidden, gates = passes.forward(machine, kind, projected, initial, weight, threshold, lengths, False)
+        hidden, gates = passes.forward(machine, kind, projected, initial, learnt, lengths, False)
         output = hidden if hidden.dtype == dtype else hidden.to(dtype)
-        ctx.wiring, ctx.kind, ctx.counts, ctx.needs = wiring, kind, (len(free), len(biases)), ctx.needs_input_grad[4:]
+        ctx.settings = _Settings(wiring, kind, learnt.made, len(learnt.free), len(biases), ctx.needs_input_grad[4:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(lengths, input, initial, weight, hidden, gates, *inputs)
-        return output, final_states(output, directions)
+        ctx.save_for_backward(lengths, input, initial, hidden, gates, learnt.matrices, *learnt.free, *inputs)
+        return output, final_states(output, len(inputs))
 
     @staticmethod
     @_without_autocast
     def backward(ctx: Any, grad_output: Tensor | None, grad_final: Tensor | None) -> Gradients:
-        found: Gradients = (None,) * len(ctx.needs)
+        found: Gradients = (None,) * len(ctx.settings.needs)
         if grad_output is not None or grad_final is not None:
-            arguments = (_Settings(ctx.wiring, ctx.kind, ctx.counts, ctx.needs), grad_output, grad_final)
             saved = ctx.saved_tensors  # read once: each reading unpacks anew, which checkpointing forbids
             run = _Backward.apply if torch.is_grad_enabled() else _gradients
-            found = run(*arguments, *saved)
+            found = run(ctx.settings, grad_output, grad_final, *saved)
         return None, None, None, None, *found
 
 
 class _Settings(NamedTuple):
+    """What the backward has to know beside tensors.
+
+    Attributes:
+        wiring, kind: as the forward's.
+        made: as the recurrence's `Parameters`.
+        free: how many tensors of free rows it has taken.
+        biases: how many biases there are.
+        needs: which gradients are wanted, in their order.
+    """
+
     wiring: Wiring
     kind: Kind
-    counts: tuple[int, int]
+    made: int
+    free: int
+    biases: int
     needs: tuple[bool, ...]
 
 
@@ -145,34 +153,59 @@ class _Backward(torch.autograd.Function):
     backward = staticmethod(operator.refuse_second_order)
 
 
+def _learnt(
+    wiring: Wiring,
+    kind: Kind,
+    matrices: Tensor | None,
+    free: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+) -> passes.Parameters:
+    """The parameters as the kernels take them."""
+    if not passes.adds_biases(kind):
+        weight = wiring.weight(matrices, free, len(inputs), torch.float32)
+        return passes.Parameters.of_whole(kind, weight, wiring.threshold(biases, inputs))
+    made = None if matrices is None else passes.float32(matrices)
+    rows, added = [passes.float32(x) for x in free], [passes.float32(x) for x in biases]
+    return passes.Parameters(made, rows, wiring.made, added, None, wiring.threshold_offset)
+
+
 def _gradients(
     settings: _Settings,
     grad_output: Tensor | None,
     grad_final: Tensor | None,
     lengths: Tensor | None,
     input: Tensor,
-    initial: Tensor,
-    weight: Tensor,
+    initial: Tensor | None,
     hidden: Tensor,
     gates: Tensor,
-    *inputs: Tensor,
+    matrices: Tensor | None,
+    *others: Tensor,
 ) -> Gradients:
     """Gradients of input, initial, matrices, free rows, input weights and biases, in autograd's order."""
-    wiring, kind, (free, biases), needs = settings
-    directions, machine = len(inputs), gpu.machine_of(gates)
-    grad_hidden = _gradient_of_states(hidden, grad_output, grad_final, directions)
-    found = passes.backward_in_time(machine, kind, grad_hidden, initial, weight, lengths, hidden, gates, False)
+    wiring, kind, made, _, biases, needs = settings
+    free, inputs = others[: settings.free], others[settings.free :]
+    learnt, machine = passes.Parameters(matrices, free, made), gpu.machine_of(gates)
+    grad_hidden = _gradient_of_states(hidden, grad_output, grad_final, len(inputs))
+    arguments = (grad_hidden, initial, learnt, lengths, hidden, gates, False)
+    found = passes.backward(machine, kind, *arguments, wants_initial=needs[1])
     flat = found.projected.view(-1, gates.shape[-1])
     d_input = torch.mm(flat, side_by_side(inputs)).view(input.shape) if needs[0] else None
-    d_matrices, d_free = wiring.room_for_gradients(directions, hidden)
-    if any(needs[2 : 3 + free]):
-        rows = wiring.rows_of(d_matrices, d_free, directions)
-        passes.weight_gradient(kind, found.projected, found.operands, rows)
-    d_inputs: Sequence[Tensor | None] = [None] * directions
-    if any(needs[3 + free : 3 + free + directions]):
-        d_inputs = torch.mm(flat.t(), input.reshape(-1, input.shape[-1])).chunk(directions)
-    d_biases = wiring.bias_gradients(flat, found.threshold) if biases else ()
-    return d_input, found.initial if needs[1] else None, d_matrices, *d_free, *d_inputs, *d_biases
+    d_matrices, d_free = wiring.room_for_gradients(len(inputs), hidden)
+    if any(needs[2 : 3 + len(d_free)]):
+        passes.weight_gradient(kind, found, initial, hidden, False, wiring.rows_of(d_matrices, d_free, len(inputs)))
+    d_inputs: Sequence[Tensor | None] = [None] * len(inputs)
+    first = 3 + len(d_free)
+    if any(needs[first : first + len(inputs)]):
+        d_inputs = torch.mm(flat.t(), input.reshape(-1, input.shape[-1])).chunk(len(inputs))
+    d_biases = _bias_gradients(wiring, kind, flat, found.biases) if biases else ()
+    return d_input, found.initial, d_matrices, *d_free, *d_inputs, *d_biases
+
+
+def _bias_gradients(wiring: Wiring, kind: Kind, d_projected: Tensor, found: Tensor) -> Sequence[Tensor]:
+    if passes.adds_biases(kind):
+        return found.sum(0).unbind()
+    return wiring.bias_gradients(d_projected, found)
 
 
 def _gradient_of_states(

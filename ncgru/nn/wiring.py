@@ -1,6 +1,7 @@
 """How the parameters of a layer make up what the recurrence takes: W_hh, the additive bias, modReLU's threshold.
 
-Shapes: H hidden size, G gates, D directions. Lists have one tensor for each direction.
+Shapes: H hidden size, G gates, D directions, S structured matrices of a direction, F free ones. Lists have one tensor
+for each direction.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Wiring:
         self.hidden_size = hidden_size
         self.has_threshold = nonlinearity == "modrelu"
         self.threshold_offset = threshold_offset
+        self.made = sum(1 << gate for gate, letter in enumerate(rows) if letter in structured)
         # Neighbouring blocks of one kind: whether they are structured, and their rows.
         runs = [(made, len(list(run))) for made, run in groupby(letter in structured for letter in rows)]
         self._order = [made for made, _ in runs]
@@ -95,7 +97,7 @@ class Wiring:
         return matrices, [like.new_empty(free * size, size) for _ in range(directions)] if free else []
 
     def bias_gradients(self, d_projected: Tensor, d_threshold: Tensor) -> Sequence[Tensor]:
-        """Those of the biases, from dL/dz [T*B, D*G*H] and dL/d threshold of each row of the batch [B, D, H]."""
+        """Those of the biases, from dL/dz [T*B, D*G*H] and modReLU's of each row of the batch [B, D, H]."""
         directions = d_threshold.shape[1]
         if not self.has_threshold:
             return d_projected.sum(0, dtype=torch.float32).chunk(directions)

@@ -602,7 +602,7 @@ struct ForwardCells {
 #pragma unroll
                 for (int k = 0; k < PACK; ++k) {
                     const float* bias = x.threshold + part.direction * HIDDEN + at.unit + k;
-                    memory(STATE, tile, item, k) = h[k] = at.real(k, task) ? x.initial[at.start + k] : 0.0f;
+                    memory(STATE, tile, item, k) = h[k] = x.initial && at.real(k, task) ? x.initial[at.start + k] : 0.0f;
                     memory(BIAS, tile, item, k) = x.threshold && at.unit + k < HIDDEN ? *bias : 0.0f;
                 }
                 out.publish(at, tile, 0, 0, h);
@@ -750,7 +750,7 @@ struct Backward {
     const stored* gates;
     const float* products;
     stored* d_projected;
-    stored* operands;
+    stored* factors;
     float* d_initial;
     float* d_threshold;
     unsigned* exchange;
@@ -790,7 +790,7 @@ struct SavedAhead {
 #pragma unroll
         for (int item = 0; item < items_of(W); ++item) {
             const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, t);
-            const float* before = first ? x.initial + at.start : x.hidden + at.state + back;
+            const float* before = !first ? x.hidden + at.state + back : x.initial ? x.initial + at.start : nullptr;
 #pragma unroll
             for (int k = 0; k < PACK; ++k) {
                 bool real = at.real(k, task);
@@ -798,7 +798,7 @@ struct SavedAhead {
                 of[item].c[k] = real ? load(x.gates + at.gate + (GATES - 1) * HIDDEN + k) : 0.0f;
                 of[item].r[k] = real && GATES == 3 ? load(x.gates + at.gate + k) : 0.0f;
                 of[item].u[k] = real && GATES == 3 ? load(x.gates + at.gate + (GATES == 3) * HIDDEN + k) : 0.0f;
-                of[item].before[k] = real ? before[k] : 0.0f;
+                of[item].before[k] = real && before ? before[k] : 0.0f;
                 of[item].product[k] = real && RESET == AFTER ? x.products[at.state + k] : 0.0f;
             }
         }
@@ -869,12 +869,10 @@ struct BackwardCells {
         }
         make_room(at, tile);
         stored* gradient = x.d_projected + at.gate;
-        stored* operand = x.operands + 2 * (at.state - at.unit) + at.unit;
         write(gradient + (GATES - 1) * HIDDEN, d_c, at, task);
-        write(operand, saved.before, at, task);
         if constexpr (RESET != NONE) {
             write(gradient + (GATES == 3) * HIDDEN, d_u, at, task);
-            write(operand + HIDDEN, second, at, task);
+            write(x.factors + at.state, second, at, task);
         }
         if constexpr (RESET == AFTER) write(gradient, d_r, at, task);
     }
@@ -894,7 +892,7 @@ struct BackwardCells {
     }
 
     __device__ __forceinline__ void finish(const Cell& at, int tile, int item, const float (&e)[PACK]) {
-        write(x.d_initial + at.start, e, at, task);
+        if (x.d_initial) write(x.d_initial + at.start, e, at, task);
         float to_threshold[PACK];
 #pragma unroll
         for (int k = 0; k < PACK; ++k) to_threshold[k] = memory(TO_THRESHOLD, tile, item, k);
@@ -996,10 +994,10 @@ __device__ __forceinline__ void backward(const Backward& x, const Task& task) {
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(threads_of(W), 1) large_backward_##NAME(                              \
         const float* grad_hidden, const float* initial, const uint4* fragments, const index_t* lengths,                \
-        const float* hidden, const stored* gates, const float* products, stored* d_projected, stored* operands,        \
+        const float* hidden, const stored* gates, const float* products, stored* d_projected, stored* factors,         \
         float* d_initial, float* d_threshold, unsigned* exchange, index_t steps, index_t batch, index_t directions,    \
         index_t reverse, index_t first_direction, index_t first, index_t tiles) {                                      \
-        backward<W>({grad_hidden, initial, fragments, lengths, hidden, gates, products, d_projected, operands,         \
+        backward<W>({grad_hidden, initial, fragments, lengths, hidden, gates, products, d_projected, factors,          \
                      d_initial, d_threshold, exchange},                                                                \
                     {steps, batch, directions, reverse, static_cast<int>(first_direction), static_cast<int>(first),    \
                      static_cast<int>(tiles)});                                                                        \

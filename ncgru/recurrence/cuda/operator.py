@@ -39,6 +39,42 @@ def kind_now(dtype: torch.dtype, hidden_size: int, reset: str, nonlinearity: str
     return kind_of(hidden_size, dtype, reset, nonlinearity, dtype == torch.float32 and allows_tf32())
 
 
+def forward_on(
+    machine: passes.Machine,
+    kind: Kind,
+    projected: Tensor,
+    initial: Tensor,
+    weight: Tensor,
+    threshold: Tensor | None,
+    lengths: Tensor | None,
+    reverse: bool,
+) -> tuple[Tensor, Tensor]:
+    """Hidden and gates; weight is [D, G*H, H] and threshold [D, H]."""
+    parameters = passes.Parameters.of_whole(kind, weight, threshold)
+    return passes.forward(machine, kind, projected, initial, parameters, lengths, reverse)
+
+
+def backward_on(
+    machine: passes.Machine,
+    kind: Kind,
+    grad_hidden: Tensor,
+    initial: Tensor,
+    weight: Tensor,
+    lengths: Tensor | None,
+    hidden: Tensor,
+    gates: Tensor,
+    reverse: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of projected (in its dtype), initial, weight and threshold (float32)."""
+    parameters = passes.Parameters.of_whole(kind, weight, None)
+    arguments = (grad_hidden, initial, parameters, lengths, hidden, gates, reverse)
+    found = passes.backward(machine, kind, *arguments, wants_initial=True)
+    assert found.initial is not None
+    d_weight = torch.empty_like(weight, dtype=torch.float32, memory_format=torch.contiguous_format)
+    passes.weight_gradient(kind, found, initial, hidden, reverse, [[rows] for rows in d_weight])
+    return found.projected, found.initial, d_weight, found.biases[..., -kind.hidden :].sum(0)
+
+
 @torch.library.impl("ncgru::recurrence_cuda", "CUDA", lib=_library)
 def _forward(
     projected: Tensor,
@@ -52,7 +88,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     kind = kind_now(projected.dtype, initial.shape[-1], reset, nonlinearity)
     machine = gpu.machine_of(projected)
-    return passes.forward(machine, kind, projected, initial, weight, threshold, lengths, reverse)
+    return forward_on(machine, kind, projected, initial, weight, threshold, lengths, reverse)
 
 
 @torch.library.register_fake("ncgru::recurrence_cuda", lib=_library)  # type: ignore[untyped-decorator]
@@ -86,7 +122,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     kind = kind_now(gates.dtype, initial.shape[-1], reset, nonlinearity)
     machine = gpu.machine_of(gates)
-    d_projected, d_initial, d_weight, d_threshold = passes.backward(
+    d_projected, d_initial, d_weight, d_threshold = backward_on(
         machine, kind, grad_hidden, initial, weight, lengths, hidden, gates, reverse
     )
     d_threshold = d_threshold.new_empty(0) if threshold is None else d_threshold.to(threshold.dtype)

@@ -1,9 +1,8 @@
 """Forward and backward of the recurrence by kernels: memory, launches, and the products that are left to torch.
 
 Shapes: T time, B batch, D directions, H hidden size, G gates (r, u, c, or c alone). The tensors are those of
-`reference.py` with D added: projected and gates [T, B, D*G*H], hidden [T, B, D*H], initial [D, B, H], weight
-[D, G*H, H], threshold [D, H] (the passes also take these two with all rows in one dimension). With D = 2 the second
-direction runs from the last step to the first.
+`reference.py` with D added: projected and gates [T, B, D*G*H], hidden [T, B, D*H], initial [D, B, H]. With D = 2 the
+second direction runs from the last step to the first.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 from . import large, small
 from .kind import Kind, Limits
 
-Argument = Tensor | int | None
+Argument = Tensor | int | float | None
 
 
 class Machine(Protocol):
@@ -53,47 +52,71 @@ def small_plan(kind: Kind, limits: Limits, batch: int, directions: int, backward
     return small.plan(kind, limits, batch, directions, backward)
 
 
+class Parameters(NamedTuple):
+    """What a layer has learnt, apart from the projection: float32.
+
+    Attributes:
+        matrices: the matrices of the gates whose bit is set in `made`, [D*S, H, H], directions outermost.
+        free: the rows of the others, [F*H, H] for each direction, or nothing.
+        made: bit g stands for the g-th gate.
+        biases: [G*H] for each direction, or nothing; for kernels that add them (`adds_biases`).
+        threshold: modReLU's [D*H], where `biases` do not say it.
+        threshold_offset: what is added to either.
+    """
+
+    matrices: Tensor | None
+    free: Sequence[Tensor]
+    made: int
+    biases: Sequence[Tensor] = ()
+    threshold: Tensor | None = None
+    threshold_offset: float = 0.0
+
+    @classmethod
+    def of_whole(cls, kind: Kind, weight: Tensor, threshold: Tensor | None) -> Parameters:
+        """Those of a W_hh in one piece, all directions' rows in order; its additive biases have been added already."""
+        return cls(float32(weight), (), (1 << kind.gates) - 1, (), None if threshold is None else float32(threshold))
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The weights as kernels take them."""
+        return (self.matrices, *_two(self.free), self.made)
+
+
+def _two(of_directions: Sequence[Tensor]) -> tuple[Argument, Argument]:
+    first = of_directions[0] if of_directions else None
+    return first, of_directions[1] if len(of_directions) > 1 else None
+
+
+def adds_biases(kind: Kind) -> bool:
+    """Whether the kernels take the matrices in parts, add the biases and find their gradients; else torch does."""
+    return kind.hidden <= small.LARGEST_HIDDEN
+
+
 def forward(
     machine: Machine,
     kind: Kind,
     projected: Tensor,
-    initial: Tensor,
-    weight: Tensor,
-    threshold: Tensor | None,
+    initial: Tensor | None,
+    parameters: Parameters,
     lengths: Tensor | None,
     reverse: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Run the recurrence: hidden in float32, and gates in the dtype of `projected`."""
-    directions, batch, size = initial.shape
-    steps = projected.shape[0]
-    hidden = projected.new_empty(steps, batch, directions * size, dtype=torch.float32)
+    """Run the recurrence: hidden in float32, and gates in the dtype of `projected`. No `initial` is one of zeros."""
+    steps, batch, width = projected.shape
+    directions = width // (kind.gates * kind.hidden)
+    hidden = projected.new_empty((steps, batch, directions * kind.hidden), dtype=torch.float32)
     gates = torch.empty_like(projected, memory_format=torch.contiguous_format)
     if batch == 0:
         return hidden, gates
-    bias = None if threshold is None else _float32(threshold)
-    if not projected.is_contiguous():
-        projected = projected.contiguous()
-    leading, rest = (projected, _float32(initial)), (bias, lengths, hidden, gates)
-    _run(machine, kind, False, leading, _float32(weight), rest, reverse)
+    leading = (projected.contiguous(), None if initial is None else float32(initial))
+    sizes = (steps, batch, directions, reverse)
+    if kind.hidden > small.LARGEST_HIDDEN:
+        rest = (parameters.threshold, lengths, hidden, gates)
+        _run_large(machine, design(kind, machine.limits, False), leading, parameters, rest, sizes)
+    else:
+        biases = (*_two(parameters.biases), parameters.threshold, parameters.threshold_offset)
+        _run_small(machine, kind, False, (*leading, *parameters.arguments, *biases, lengths, hidden, gates), sizes)
     return hidden, gates
-
-
-def backward(
-    machine: Machine,
-    kind: Kind,
-    grad_hidden: Tensor,
-    initial: Tensor,
-    weight: Tensor,
-    lengths: Tensor | None,
-    hidden: Tensor,
-    gates: Tensor,
-    reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of projected (in its dtype), initial, weight and threshold (float32)."""
-    found = backward_in_time(machine, kind, grad_hidden, initial, weight, lengths, hidden, gates, reverse)
-    d_weight = torch.empty_like(weight, dtype=torch.float32, memory_format=torch.contiguous_format)
-    weight_gradient(kind, found.projected, found.operands, [[rows] for rows in d_weight])
-    return found.projected, found.initial, d_weight, found.threshold.sum(0)
 
 
 class Gradients(NamedTuple):
@@ -101,61 +124,98 @@ class Gradients(NamedTuple):
 
     Attributes:
         projected: dL/dz, as projected.
-        initial: [D, B, H].
-        threshold: one for each row of the batch, [B, D, H].
-        operands: what the matrices acted on (or for "after" dL/dm in the second place), [T, B, D, 2, H].
+        initial: [D, B, H], if it was wanted.
+        biases: one for each row of the batch: [B, D, G*H], or of modReLU's threshold alone [B, D, H] where the kernel
+            does not add the others.
+        factors: beside dL/dz_c or the state before the step, what the gradient of W_c is made of: r*h ("before") or
+            dL/dm ("after"), [T, B, D, H].
     """
 
     projected: Tensor
-    initial: Tensor
-    threshold: Tensor
-    operands: Tensor
+    initial: Tensor | None
+    biases: Tensor
+    factors: Tensor | None
 
 
-def backward_in_time(
+def backward(
     machine: Machine,
     kind: Kind,
     grad_hidden: Tensor,
-    initial: Tensor,
-    weight: Tensor,
+    initial: Tensor | None,
+    parameters: Parameters,
     lengths: Tensor | None,
     hidden: Tensor,
     gates: Tensor,
     reverse: bool,
+    *,
+    wants_initial: bool,
 ) -> Gradients:
     """Run the recurrence backwards; the gradient of the weight is yet to be taken from what it finds."""
-    directions, batch, size = initial.shape
-    steps = gates.shape[0]
-    initial, weight = _float32(initial), _float32(weight)
-    d_projected = torch.empty_like(gates)
-    operands = gates.new_empty(steps, batch, directions, 2, size)
-    d_initial = torch.empty_like(initial)
-    d_threshold = hidden.new_empty(batch, directions, size)
-    if batch:
-        products = _candidate_products(kind, initial, weight, hidden, reverse) if kind.reset == "after" else None
-        rest = lengths, hidden, gates, products, d_projected, operands, d_initial, d_threshold
-        _run(machine, kind, True, (_float32(grad_hidden), initial), weight, rest, reverse)
-    return Gradients(d_projected, d_initial, d_threshold, operands)
-
-
-def weight_gradient(kind: Kind, d_projected: Tensor, operands: Tensor, into: Sequence[Sequence[Tensor]]) -> None:
-    """Write the gradient of W_hh to float32 memory: for each direction blocks of rows, which in order make up W_hh."""
-    directions, size = operands.shape[2], kind.hidden
-    total = operands.shape[0] * operands.shape[1]
-    factors = operands.view(total, 2 * directions, size).unbind(1)
-    parts = [_cut(blocks, (kind.gates - 1) * size) for blocks in into]
-    columns = iter(
-        d_projected.view(total, d_projected.shape[-1]).split([len(rows) for blocks in parts for rows in blocks], 1)
+    steps, batch, width = gates.shape
+    directions = width // (kind.gates * kind.hidden)
+    initial = None if initial is None else float32(initial)
+    found = Gradients(
+        torch.empty_like(gates),
+        hidden.new_empty((directions, batch, kind.hidden)) if wants_initial else None,
+        hidden.new_empty((batch, directions, (kind.gates if adds_biases(kind) else 1) * kind.hidden)),
+        gates.new_empty((steps, batch, directions, kind.hidden)) if kind.gates > 1 else None,
     )
-    for d, blocks in enumerate(parts):
-        before, second = factors[2 * d : 2 * d + 2]
-        first = 0
-        for rows in blocks:
-            dz, last = next(columns), kind.gates > 1 and first == (kind.gates - 1) * size
-            first += len(rows)
-            if last and kind.reset == "after":
-                dz = second
-            _product(dz.t(), second if last and kind.reset == "before" else before, rows)
+    if batch == 0:
+        return found
+    products = None
+    if kind.reset == "after":
+        products = _candidate_products(kind, initial, parameters, hidden, sizes=(steps, batch, directions, reverse))
+    leading = (float32(grad_hidden), initial)
+    rest = (lengths, hidden, gates, products, found.projected, found.factors, found.initial, found.biases)
+    sizes = (steps, batch, directions, reverse)
+    if kind.hidden > small.LARGEST_HIDDEN:
+        _run_large(machine, design(kind, machine.limits, True), leading, parameters, rest, sizes)
+    else:
+        _run_small(machine, kind, True, (*leading, *parameters.arguments, *rest), sizes)
+    return found
+
+
+def weight_gradient(
+    kind: Kind,
+    found: Gradients,
+    initial: Tensor | None,
+    hidden: Tensor,
+    reverse: bool,
+    into: Sequence[Sequence[Tensor]],
+) -> None:
+    """Write the gradient of W_hh to float32 memory: for each direction blocks of rows, which in order make up W_hh."""
+    steps, batch, _ = hidden.shape
+    directions, size = len(into), kind.hidden
+    states = hidden.to(found.projected.dtype).view(steps * batch, directions * size)
+    d_projected = found.projected.view(steps * batch, directions * kind.gates * size)
+    factors = None if found.factors is None else found.factors.view(steps * batch, directions * size)
+    for d, whole in enumerate(into):
+        backwards = d == 1 if directions == 2 else reverse
+        later, earlier, first = _neighbours(steps, batch, backwards)
+        columns = slice(d * size, (d + 1) * size)
+        begin, end = d * kind.gates * size, (d + 1) * kind.gates * size
+        for rows in _cut(whole, (kind.gates - 1) * size):
+            column, begin = begin, begin + len(rows)
+            dz = d_projected[:, column:begin]
+            last = factors is not None and column == end - size
+            if last and kind.reset == "before":
+                assert factors is not None
+                _product(dz.t(), factors[:, columns], rows)
+                continue
+            if last:
+                assert factors is not None
+                dz = factors[:, columns]
+            _product(dz[later].t(), states[earlier, columns], rows)
+            if initial is not None:
+                rows.addmm_(dz[first].t().float(), initial[d].float())
+
+
+def _neighbours(steps: int, batch: int, backwards: bool) -> tuple[slice, slice, slice]:
+    """Rows of [T*B, ...]: all steps but the first, the steps before them, and the first."""
+    split = (steps - 1) * batch
+    if backwards:
+        return slice(0, split), slice(batch, None), slice(split, None)
+    return slice(batch, None), slice(0, split), slice(0, batch)
 
 
 def _cut(blocks: Sequence[Tensor], at: int) -> list[Tensor]:
@@ -169,36 +229,28 @@ def _cut(blocks: Sequence[Tensor], at: int) -> list[Tensor]:
     return found
 
 
-def _run(
-    machine: Machine,
-    kind: Kind,
-    backward: bool,
-    leading: tuple[Tensor, Tensor],
-    weight: Tensor,
-    rest: Sequence[Argument],
-    reverse: bool,
+def _run_small(
+    machine: Machine, kind: Kind, backward: bool, arguments: Sequence[Argument], sizes: tuple[int, int, int, bool]
 ) -> None:
-    """Launch a pass whose kernel takes `leading` (a sequence and the initial state), its weights, and the `rest`."""
-    steps, (directions, batch, size) = leading[0].shape[0], leading[1].shape
-    if kind.hidden > small.LARGEST_HIDDEN:
-        _run_large(machine, design(kind, machine.limits, backward), leading, weight, rest, (steps, reverse))
-        return
+    steps, batch, directions, reverse = sizes
     plan = small_plan(kind, machine.limits, batch, directions, backward)
-    matrices = weight.view(-1, size, size).mT.contiguous() if backward else weight
-    arguments: list[Argument] = [*leading, matrices, *rest, steps, batch, int(reverse)]
-    machine.launch("small.cu", plan.defines, plan.name, plan.grid, plan.threads, arguments)
+    machine.launch(
+        "small.cu", plan.defines, plan.name, plan.grid, plan.threads, [*arguments, steps, batch, int(reverse)]
+    )
 
 
 def _run_large(
     machine: Machine,
     plan: large.Design,
-    leading: tuple[Tensor, Tensor],
-    weight: Tensor,
+    leading: tuple[Tensor, Tensor | None],
+    parameters: Parameters,
     rest: Sequence[Argument],
-    task: tuple[int, bool],
+    sizes: tuple[int, int, int, bool],
 ) -> None:
     """Lay out the weights, and launch as often as the batch needs."""
-    directions, batch, _ = leading[1].shape
+    steps, batch, directions, reverse = sizes
+    weight = parameters.matrices
+    assert weight is not None, "the large kernels take W_hh whole"
     launches = plan.launches(batch, directions)
     words = plan.exchange_words(launches)
     width = launches[0].width
@@ -216,7 +268,6 @@ def _run_large(
     ]
     machine.launch("large.cu", plan.defines, "large_prepare", (blocks, 1, 1), 256, prepared)
     arguments: list[Argument] = [*leading, fragments, *rest]
-    steps, reverse = task
     for launch in launches:
         part = [launch.first_direction, launch.first, launch.tiles]
         whole = [steps, batch, directions, int(reverse)]
@@ -232,19 +283,25 @@ def _run_large(
         )
 
 
-def _candidate_products(kind: Kind, initial: Tensor, weight: Tensor, hidden: Tensor, reverse: bool) -> Tensor:
+def _candidate_products(
+    kind: Kind, initial: Tensor | None, parameters: Parameters, hidden: Tensor, sizes: tuple[int, int, int, bool]
+) -> Tensor:
     """W_c h of all steps [T, B, D, H], where h is the state before the step."""
-    directions, batch, size = initial.shape
-    states = hidden.view(-1, batch, directions, size)
-    products = torch.empty_like(states)
-    columns = products.view(-1, directions * size).split(size, 1)
-    dtype = getattr(torch, kind.storage)
-    matrices = weight.view(directions, -1, size)[:, 2 * size :].to(dtype)
+    steps, batch, directions, reverse = sizes
+    size, dtype = kind.hidden, getattr(torch, kind.storage)
+    matrices = parameters.matrices
+    assert matrices is not None, "of a reset after the product, no layer has W_c free"
+    last = matrices.view(directions, -1, size)[:, -size:].to(dtype)
+    states = hidden.view(steps * batch, directions * size).to(dtype)
+    products = hidden.new_zeros((steps, batch, directions, size))
+    into = products.view(steps * batch, directions * size)
     for d in range(directions):
-        backwards = d == 1 if directions == 2 else reverse
-        first, state = initial[d : d + 1], states[:, :, d]
-        before = torch.cat([state[1:], first] if backwards else [first, state[:-1]]).flatten(0, 1)
-        _product(before.to(dtype), matrices[d].t(), columns[d])
+        later, earlier, first = _neighbours(steps, batch, d == 1 if directions == 2 else reverse)
+        columns = slice(d * size, (d + 1) * size)
+        if steps > 1:
+            _product(states[earlier, columns], last[d].t(), into[later, columns])
+        if initial is not None:
+            _product(initial[d].to(dtype), last[d].t(), into[first, columns])
     return products
 
 
@@ -252,13 +309,13 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Write a b to `out`, in float32 also where the operands have 16 bits."""
     if a.dtype == torch.float32:
         torch.mm(a, b, out=out)
-    elif a.is_cuda and hasattr(torch.ops.aten.mm, "dtype_out"):
+    elif a.is_cuda and a.numel() and hasattr(torch.ops.aten.mm, "dtype_out"):
         torch.mm(a, b, out_dtype=torch.float32, out=out)
     else:
         torch.mm(a.float(), b.float(), out=out)
 
 
-def _float32(x: Tensor) -> Tensor:
+def float32(x: Tensor) -> Tensor:
     """`x` in float32 and contiguous; every call of torch that can be left out saves its 10 µs."""
     if x.dtype != torch.float32:
         x = x.to(torch.float32)

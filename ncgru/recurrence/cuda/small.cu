@@ -67,7 +67,23 @@ __device__ __forceinline__ int column_of(int k) {
     return pairs * LANES + lane;
 }
 
-// A lane's share of its units' matrix rows; `matrix` [HIDDEN, HIDDEN] row-major.
+// Where the matrices of all gates and directions are, each [HIDDEN, HIDDEN] row-major: the gates of which `made` has the
+// bit set lie in `matrices`, directions outermost, the others in one array for each direction.
+struct Weights {
+    const float* matrices;
+    const float* free_first;
+    const float* free_second;
+    int made;
+
+    __device__ const float* of(int gate) const {
+        const int before = __popc(made & ((1 << gate) - 1));
+        if (made >> gate & 1) return matrices + (blockIdx.y * __popc(made) + before) * (HIDDEN * HIDDEN);
+        return (blockIdx.y ? free_second : free_first) + (gate - before) * (HIDDEN * HIDDEN);
+    }
+};
+
+// A lane's share of its units' matrix rows, or of the transposed matrix's.
+template <bool TRANSPOSED>
 __device__ __forceinline__ void load_share(float (&share)[UNITS][COLUMNS], const float* matrix) {
     int first = threadIdx.x / LANES * UNITS;
 #pragma unroll
@@ -76,7 +92,8 @@ __device__ __forceinline__ void load_share(float (&share)[UNITS][COLUMNS], const
         for (int k = 0; k < COLUMNS; ++k) {
             int column = column_of(k);
             bool there = first + unit < HIDDEN && column < HIDDEN;
-            share[unit][k] = there ? as_operand(matrix[(first + unit) * HIDDEN + column]) : 0.0f;
+            int at = TRANSPOSED ? column * HIDDEN + first + unit : (first + unit) * HIDDEN + column;
+            share[unit][k] = there ? as_operand(matrix[at]) : 0.0f;
         }
 }
 
@@ -229,11 +246,29 @@ struct Ahead {
 
 // ---------------------------------------------------------------------------------------------------------- forward
 
+// What is added for one unit. The last block of `bias` [G, HIDDEN] is modReLU's threshold, where it has one and
+// `threshold` [D, HIDDEN] does not say it.
+struct Biases {
+    float gate[GATES] = {};
+    float threshold;
+
+    __device__ Biases(const float* bias, const float* thresholds, float offset, int unit) : threshold(offset) {
+        if (bias)
+#pragma unroll
+            for (int i = 0; i < GATES; ++i) gate[i] = bias[i * HIDDEN + unit];
+        if constexpr (PHI == MODRELU) {
+            threshold += thresholds ? thresholds[blockIdx.y * HIDDEN + unit] : gate[GATES - 1];
+            gate[GATES - 1] = 0.0f;
+        }
+    }
+};
+
 template <int ROWS>
 __device__ __forceinline__ void forward(
-    const stored* __restrict__ projected, const float* __restrict__ initial, const float* __restrict__ weight,
-    const float* __restrict__ threshold, const index_t* __restrict__ lengths, float* __restrict__ hidden,
-    stored* __restrict__ gates, index_t steps, index_t batch, index_t reverse) {
+    const stored* __restrict__ projected, const float* __restrict__ initial, const Weights& weights,
+    const float* __restrict__ bias, const float* __restrict__ thresholds, float offset,
+    const index_t* __restrict__ lengths, float* __restrict__ hidden, stored* __restrict__ gates, index_t steps,
+    index_t batch, index_t reverse) {
     __shared__ __align__(16) float room[2][ROWS * WIDTH];  // "before": h and r*h; otherwise h, in turns
     Role<ROWS> role;
     index_t row = static_cast<index_t>(blockIdx.x) * ROWS + role.row;
@@ -243,12 +278,11 @@ __device__ __forceinline__ void forward(
 
     float share[GATES][UNITS][COLUMNS];
 #pragma unroll
-    for (int gate = 0; gate < GATES; ++gate)
-        load_share(share[gate], weight + (static_cast<index_t>(blockIdx.y) * GATES + gate) * HIDDEN * HIDDEN);
+    for (int gate = 0; gate < GATES; ++gate) load_share<false>(share[gate], weights.of(gate));
     for (int i = threadIdx.x; i < 2 * ROWS * WIDTH; i += THREADS) room[i / (ROWS * WIDTH)][i % (ROWS * WIDTH)] = 0.0f;
     __syncthreads();
-    float h = initial[place.at_initial];
-    const float bias = threshold ? threshold[blockIdx.y * HIDDEN + place.unit] : 0.0f;
+    float h = initial ? initial[place.at_initial] : 0.0f;
+    const Biases biases(bias, thresholds, offset, place.unit);
     if (writer) room[0][mine] = as_operand(h);
     __syncthreads();
 
@@ -256,9 +290,10 @@ __device__ __forceinline__ void forward(
     int t = place.backwards ? static_cast<int>(steps) - 1 : 0;
     const index_t stride = keep_at_hand(forth * place.step);
     index_t at = t * place.step + place.at_state;
-    // p of a step, 0 where the row is over: padding may hold anything, NaN included.
+    // p of a step, whatever where the row is over, but no number of the padding: it may hold anything, NaN included.
     auto read_gate = [&](int gate, bool alive) {
-        return alive ? load(projected + GATES * (at - place.unit) + place.unit + gate * HIDDEN) : 0.0f;
+        float p = alive ? load(projected + GATES * (at - place.unit) + place.unit + gate * HIDDEN) : 0.0f;
+        return p + biases.gate[gate];
     };
     bool alive = place.alive(t);
     float p_r = RESET == NONE ? 0.0f : read_gate(0, alive);
@@ -297,7 +332,7 @@ __device__ __forceinline__ void forward(
             }
         }
         p_c = read_gate(GATES - 1, alive);
-        const float c = activate(z, bias);
+        const float c = activate(z, biases.threshold);
         u = over ? 0.0f : u;
         h = over ? h : (RESET == NONE ? c : h + u * (c - h));
         float* next = room[RESET == BEFORE ? 0 : 1 - turn];
@@ -320,15 +355,15 @@ struct Saved {
     float grad, r, u, c, before, product;
 };
 
-// `weight` holds the transposed matrices here: [D, G, H, H] with rows that belong to the units of the state.
-// `products` [T, B, D, H] is W_c h, for reset="after" alone. `operands` [T, B, D, 2, H] is filled with the second
-// factors of the weights' gradients: the state before the step, and r*h ("before") or dL/d(W_c h) ("after").
+// `products` [T, B, D, H] is W_c h, for reset="after" alone. `factors` [T, B, D, H] is filled with what the gradient of
+// W_c is made of, beside dL/dz_c or the state before the step: r*h ("before") or dL/d(W_c h) ("after"). `d_bias`
+// [B, D, G, H] has its gradient for each row, `d_initial` [D, B, H] may be null.
 template <int ROWS>
 __device__ __forceinline__ void backward(
-    const float* __restrict__ grad_hidden, const float* __restrict__ initial, const float* __restrict__ weight,
+    const float* __restrict__ grad_hidden, const float* __restrict__ initial, const Weights& weights,
     const index_t* __restrict__ lengths, const float* __restrict__ hidden, const stored* __restrict__ gates,
-    const float* __restrict__ products, stored* __restrict__ d_projected, stored* __restrict__ operands,
-    float* __restrict__ d_initial, float* __restrict__ d_threshold, index_t steps, index_t batch, index_t reverse) {
+    const float* __restrict__ products, stored* __restrict__ d_projected, stored* __restrict__ factors,
+    float* __restrict__ d_initial, float* __restrict__ d_bias, index_t steps, index_t batch, index_t reverse) {
     constexpr int ROOM = ROWS * WIDTH;
     // "before": dL/dz of c, u and r; "after": of r, u and dL/d(W_c h), in turns; "none": of c, in turns.
     __shared__ __align__(16) float room[RESET == AFTER ? 6 : RESET == BEFORE ? 3 : 2][ROOM];
@@ -341,8 +376,7 @@ __device__ __forceinline__ void backward(
 
     float share[GATES][UNITS][COLUMNS];
 #pragma unroll
-    for (int gate = 0; gate < GATES; ++gate)
-        load_share(share[gate], weight + (static_cast<index_t>(blockIdx.y) * GATES + gate) * HIDDEN * HIDDEN);
+    for (int gate = 0; gate < GATES; ++gate) load_share<true>(share[gate], weights.of(gate));
     for (int i = threadIdx.x; i < ROOMS * ROOM; i += THREADS) room[i / ROOM][i % ROOM] = 0.0f;
     __syncthreads();
 
@@ -359,7 +393,7 @@ __device__ __forceinline__ void backward(
         if constexpr (RESET != NONE) x.r = load(kept);
         if constexpr (RESET != NONE) x.u = load(kept + HIDDEN);
         if constexpr (RESET == AFTER) x.product = products[at];
-        x.before = first ? initial[place.at_initial] : hidden[at + stride];
+        x.before = !first ? hidden[at + stride] : initial ? initial[place.at_initial] : 0.0f;
         return x;
     };
     Ahead ahead;
@@ -370,11 +404,11 @@ __device__ __forceinline__ void backward(
 
     const int never = static_cast<int>(steps >> 32);  // 0, which the compiler cannot know
     Saved x = read_saved(steps == 1);
-    float e = 0.0f, to_threshold = 0.0f;
+    float e = 0.0f, to_r = 0.0f, to_u = 0.0f, to_c = 0.0f;
     for (int left = static_cast<int>(steps); left > 0; --left) {
         const bool over = !place.alive(t);
         stored* gradient = d_projected + GATES * (at - place.unit) + place.unit;
-        stored* factors = operands + 2 * (at - place.unit) + place.unit;
+        stored* factor = factors + at;
         t += forth;
         at += stride;
         const int turn = (steps - left) % 2;
@@ -412,38 +446,47 @@ __device__ __forceinline__ void backward(
             multiply<ROWS>(sums, share[GATES - 2], Vectors<ROWS>(shown + ROOM));
             multiply<ROWS>(sums, share[GATES - 1], Vectors<ROWS>(shown + 2 * ROOM));
         }
-        if (PHI == MODRELU) to_threshold += negative ? -d_c : d_c;  // d_c is 0 where c is
+        to_r += d_r;
+        to_u += d_u;
+        to_c += PHI == MODRELU && negative ? -d_c : d_c;  // d_c is 0 where modReLU's c is
         if (writer) {
             gradient[(GATES - 1) * HIDDEN] = store(d_c);
             if constexpr (RESET != NONE) gradient[0] = store(d_r);
             if constexpr (RESET != NONE) gradient[HIDDEN] = store(d_u);
-            factors[0] = store(before);
-            if constexpr (RESET != NONE) factors[HIDDEN] = store(RESET == BEFORE ? r * before : d_m);
+            if constexpr (RESET != NONE) *factor = store(RESET == BEFORE ? r * before : d_m);
         }
         e = e * keep + d_gated * r + reduce(sums);
     }
-    if (writer) {
-        d_initial[place.at_initial] = e;
-        d_threshold[place.at_state] = to_threshold;
-    }
+    if (!writer) return;
+    if (d_initial) d_initial[place.at_initial] = e;
+    float* to = d_bias + GATES * (place.at_state - place.unit) + place.unit;
+    to[(GATES - 1) * HIDDEN] = to_c;
+    if constexpr (RESET != NONE) to[0] = to_r;
+    if constexpr (RESET != NONE) to[HIDDEN] = to_u;
 }
 
 // ---------------------------------------------------------------------------------------------------------- kernels
 
 #define FORWARD(ROWS)                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS) small_forward_##ROWS(                                        \
-        const stored* projected, const float* initial, const float* weight, const float* threshold,                    \
-        const index_t* lengths, float* hidden, stored* gates, index_t steps, index_t batch, index_t reverse) {         \
-        forward<ROWS>(projected, initial, weight, threshold, lengths, hidden, gates, steps, batch, reverse);           \
+        const stored* projected, const float* initial, const float* matrices, const float* free_first,                 \
+        const float* free_second, index_t made, const float* bias_first, const float* bias_second,                     \
+        const float* thresholds, float offset, const index_t* lengths, float* hidden, stored* gates, index_t steps,    \
+        index_t batch, index_t reverse) {                                                                              \
+        const Weights weights = {matrices, free_first, free_second, static_cast<int>(made)};                           \
+        forward<ROWS>(projected, initial, weights, blockIdx.y ? bias_second : bias_first, thresholds, offset, lengths, \
+                      hidden, gates, steps, batch, reverse);                                                           \
     }
 
 #define BACKWARD(ROWS)                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS) small_backward_##ROWS(                                       \
-        const float* grad_hidden, const float* initial, const float* weight, const index_t* lengths,                   \
-        const float* hidden, const stored* gates, const float* products, stored* d_projected, stored* operands,        \
-        float* d_initial, float* d_threshold, index_t steps, index_t batch, index_t reverse) {                         \
-        backward<ROWS>(grad_hidden, initial, weight, lengths, hidden, gates, products, d_projected, operands,          \
-                       d_initial, d_threshold, steps, batch, reverse);                                                 \
+        const float* grad_hidden, const float* initial, const float* matrices, const float* free_first,                \
+        const float* free_second, index_t made, const index_t* lengths, const float* hidden, const stored* gates,      \
+        const float* products, stored* d_projected, stored* factors, float* d_initial, float* d_bias, index_t steps,   \
+        index_t batch, index_t reverse) {                                                                              \
+        const Weights weights = {matrices, free_first, free_second, static_cast<int>(made)};                           \
+        backward<ROWS>(grad_hidden, initial, weights, lengths, hidden, gates, products, d_projected, factors,          \
+                       d_initial, d_bias, steps, batch, reverse);                                                      \
     }
 
 FORWARD(1)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ncgru.recurrence import reference
 from ncgru.recurrence.cuda import passes
 from ncgru.recurrence.cuda.kind import Kind
+from ncgru.recurrence.cuda.operator import backward_on, forward_on
 
 NAMES = ("hidden", "d_projected", "d_initial", "d_weight", "d_threshold")
 
@@ -66,8 +67,8 @@ def problem(
 def by_kernels(machine: passes.Machine, x: Problem) -> dict[str, Tensor]:
     """Results with D in front: hidden [D, T, B, H], ..."""
     arguments = (x.projected.flatten(2), x.initial, x.weight, x.threshold, x.lengths, x.reverse)
-    hidden, gates = passes.forward(machine, x.kind, *arguments)
-    found = passes.backward(
+    hidden, gates = forward_on(machine, x.kind, *arguments)
+    found = backward_on(
         machine, x.kind, x.grad_hidden.flatten(2), x.initial, x.weight, x.lengths, hidden, gates, x.reverse
     )
     hidden, d_projected = (y.unflatten(2, (len(x.initial), -1)).movedim(2, 0) for y in (hidden, found[0]))

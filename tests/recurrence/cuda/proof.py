@@ -14,6 +14,7 @@ from torch import Tensor
 from ncgru.recurrence import reference
 from ncgru.recurrence.cuda import passes
 from ncgru.recurrence.cuda.kind import Kind
+from ncgru.recurrence.cuda.operator import backward_on, forward_on
 
 _ROUNDINGS = 8.0
 
@@ -79,10 +80,10 @@ def prove(machine: passes.Machine, case: Case) -> None:
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN, too
     try:
-        hidden, gates = passes.forward(
+        hidden, gates = forward_on(
             machine, case.kind, given.projected, given.initial, given.weight, given.threshold, given.lengths, reverse
         )
-        gradients = passes.backward(
+        gradients = backward_on(
             machine, case.kind, given.grad_hidden, given.initial, given.weight, given.lengths, hidden, gates, reverse
         )
     finally:
