@@ -1,12 +1,16 @@
 """Compares the kernels' forward and backward with the reference, by the measure that the reference itself keeps.
 
 The truth is the reference in float64. A kernel may err at most twice as much as the reference in the kernel's own
-precision, or a few roundings where that happens to hit the truth.
+precision, or a few roundings where that happens to hit the truth. The emulator and a GPU are judged alike.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -16,7 +20,11 @@ from ncgru.recurrence.cuda import passes
 from ncgru.recurrence.cuda.kind import Kind
 from ncgru.recurrence.cuda.operator import backward_on, forward_on
 
+NAMES = ("hidden", "gates", "d_projected", "d_initial", "d_weight", "d_threshold")
+
 _ROUNDINGS = 8.0
+_FEW = 2**16
+"""Numbers of which none is expected to lie so near to a jump of modReLU that a rounding carries it over."""
 
 
 @dataclass(frozen=True)
@@ -50,47 +58,91 @@ class Inputs:
     grad_hidden: Tensor  # [T, B, D*H]
 
 
-def inputs(case: Case) -> Inputs:
+def inputs(case: Case, device: torch.device | str = "cpu") -> Inputs:
     kind, size = case.kind, case.kind.hidden
     directions = 2 if case.directions == "both" else 1
-    random = torch.Generator().manual_seed(size + 1000 * case.batch + 7 * case.steps)
+    random = torch.Generator(device).manual_seed(size + 1000 * case.batch + 7 * case.steps)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=random)
+        return torch.randn(*shape, generator=random, device=device)
 
     projected = normal(case.steps, case.batch, directions * kind.gates * size)
     lengths = None
     if case.lengths:
-        lengths = torch.arange(case.batch, dtype=torch.int64) * 5 % (case.steps + 1)
-        projected[torch.arange(case.steps)[:, None] >= lengths] = torch.nan
+        lengths = torch.arange(case.batch, device=device) * 5 % (case.steps + 1)
+        projected[torch.arange(case.steps, device=device)[:, None] >= lengths] = torch.nan
     return Inputs(
         projected.to(getattr(torch, kind.storage)),
         0.5 * normal(directions, case.batch, size),
         normal(directions, kind.gates * size, size) / size**0.5,
-        0.2 * normal(directions, size) if kind.nonlinearity == "modrelu" else None,
+        _threshold(case, 0.2 * normal(directions, size)) if kind.nonlinearity == "modrelu" else None,
         lengths,
         normal(case.steps, case.batch, directions * size),
     )
 
 
-def prove(machine: passes.Machine, case: Case) -> None:
+def _threshold(case: Case, drawn: Tensor) -> Tensor:
+    """Of both signs, but negative where there are so many numbers that one would meet modReLU's jump at 0."""
+    few = case.steps * case.batch * drawn.numel() <= _FEW
+    return drawn if few else -drawn.abs()
+
+
+def run(machine: passes.Machine, case: Case, given: Inputs) -> dict[str, Tensor]:
+    """Both passes on `machine`; the results are named as in `NAMES`."""
+    x, reverse = given, case.directions == "reverse"
+    hidden, gates = forward_on(
+        machine, case.kind, x.projected, x.initial, x.weight, x.threshold, x.lengths, reverse
+    )
+    gradients = backward_on(
+        machine, case.kind, x.grad_hidden, x.initial, x.weight, x.lengths, hidden, gates, reverse
+    )
+    return dict(zip(NAMES, (hidden, gates, *gradients), strict=True))
+
+
+def prove(machine: passes.Machine, case: Case, device: torch.device | str = "cpu") -> None:
     """Run both passes on `machine`, with NaN in all memory that nobody has written yet, and compare."""
-    given = inputs(case)
-    reverse = case.directions == "reverse"
+    given = inputs(case, device)
+    with _products_of(case.kind):
+        with unwritten_is_nan():
+            found = run(machine, case, given)
+        for d in range(len(given.initial)):
+            _compare_forward(case, given, found, d)
+            _compare_backward(case, given, found, d)
+
+
+@contextlib.contextmanager
+def unwritten_is_nan() -> Iterator[None]:
+    """New memory holds NaN."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)  # fills new memory with NaN, too
+    # torch fills memory in this mode alone, in which it wants cuBLAS to be told, too.
+    with mock.patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8"):
+        torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(deterministic)
+
+
+@contextlib.contextmanager
+def _products_of(kind: Kind) -> Iterator[None]:
+    """Products of float32 are float32's own; or with tf32, those of torch and of the reference take tf32, too."""
+    before, plain = torch.get_float32_matmul_precision(), reference._rounding
+
+    def rounding(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        return _to_tf32 if kind.tf32 and dtype == torch.float32 else plain(dtype)
+
+    torch.set_float32_matmul_precision("high" if kind.tf32 else "highest")
     try:
-        hidden, gates = forward_on(
-            machine, case.kind, given.projected, given.initial, given.weight, given.threshold, given.lengths, reverse
-        )
-        gradients = backward_on(
-            machine, case.kind, given.grad_hidden, given.initial, given.weight, given.lengths, hidden, gates, reverse
-        )
+        # cuBLAS takes tf32 for some shapes only; so the operands are rounded here, and it does not matter.
+        with mock.patch.object(reference, "_rounding", rounding):
+            yield
     finally:
-        torch.use_deterministic_algorithms(deterministic)
-    for d in range(2 if case.directions == "both" else 1):
-        _compare_forward(case, given, hidden, gates, d)
-        _compare_backward(case, given, hidden, gates, gradients, d)
+        torch.set_float32_matmul_precision(before)
+
+
+def _to_tf32(x: Tensor) -> Tensor:
+    """The nearest number of 11 significant bits."""
+    return (x.view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)
 
 
 def _of_direction(x: Tensor, d: int, count: int) -> Tensor:
@@ -98,64 +150,48 @@ def _of_direction(x: Tensor, d: int, count: int) -> Tensor:
     return x.chunk(count, -1)[d]
 
 
-def _compare_forward(case: Case, given: Inputs, hidden: Tensor, gates: Tensor, d: int) -> None:
+def _compare_forward(case: Case, given: Inputs, found: dict[str, Tensor], d: int) -> None:
     kind, count = case.kind, len(given.initial)
     backwards = d == 1 or case.directions == "reverse"
     projected = _of_direction(given.projected, d, count)
     threshold = None if given.threshold is None else given.threshold[d]
+    hidden, gates = (_of_direction(found[name], d, count) for name in ("hidden", "gates"))
 
-    def run(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def by_reference(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         state = torch.float64 if dtype == torch.float64 else torch.float32
         bias = None if threshold is None else threshold.to(state)
-        return reference.forward(
-            projected.to(dtype),
-            given.initial[d].to(state),
-            given.weight[d].to(state),
-            bias,
-            given.lengths,
-            kind.reset,
-            kind.nonlinearity,
-            backwards,
-        )
+        tensors = projected.to(dtype), given.initial[d].to(state), given.weight[d].to(state), bias, given.lengths
+        return reference.forward(*tensors, kind.reset, kind.nonlinearity, backwards)
 
-    truth, usual = run(torch.float64), run(projected.dtype)
-    assert_close("hidden", _of_direction(hidden, d, count), truth[0], usual[0])
-    stored = usual[1].to(gates.dtype).float()
-    assert_close("gates", _of_direction(gates, d, count).float(), truth[1], stored)
+    truth, usual = by_reference(torch.float64), by_reference(projected.dtype)
+    assert_close("hidden", hidden, truth[0], usual[0])
+    assert_close("gates", gates.float(), truth[1], usual[1].to(gates.dtype).float())
 
 
-def _compare_backward(
-    case: Case, given: Inputs, hidden: Tensor, gates: Tensor, gradients: tuple[Tensor, ...], d: int
-) -> None:
+def _compare_backward(case: Case, given: Inputs, found: dict[str, Tensor], d: int) -> None:
     """From the states and gates that the kernel saved, so that a kink of phi is met on the same side."""
     kind, count = case.kind, len(given.initial)
     backwards = d == 1 or case.directions == "reverse"
+    grad, hidden, gates, d_projected = (
+        _of_direction(x, d, count) for x in (given.grad_hidden, found["hidden"], found["gates"], found["d_projected"])
+    )
 
-    def run(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def by_reference(dtype: torch.dtype) -> tuple[Tensor, ...]:
         state = torch.float64 if dtype == torch.float64 else torch.float32
-        found = reference.backward(
-            _of_direction(given.grad_hidden, d, count).to(state),
-            given.initial[d].to(state),
-            given.weight[d].to(state),
-            given.lengths,
-            _of_direction(hidden, d, count).to(state),
-            _of_direction(gates, d, count).to(state).contiguous(),
-            dtype,
-            kind.reset,
-            kind.nonlinearity,
-            backwards,
-        )
-        return tuple(x.to(state) for x in found)
+        tensors = grad.to(state), given.initial[d].to(state), given.weight[d].to(state), given.lengths
+        saved = hidden.to(state), gates.to(state).contiguous()
+        gradients = reference.backward(*tensors, *saved, dtype, kind.reset, kind.nonlinearity, backwards)
+        return tuple(x.to(state) for x in gradients)
 
-    truth, usual = run(torch.float64), run(gates.dtype)
-    projected, initial, weight, threshold = gradients
-    assert_close("d_projected", _of_direction(projected, d, count).float(), truth[0], usual[0])
-    assert_close("d_initial", initial[d], truth[1], usual[1])
-    assert_close("d_weight", weight[d], truth[2], usual[2])
-    assert_close("d_threshold", threshold[d], truth[3], usual[3])
+    truth, usual = by_reference(torch.float64), by_reference(gates.dtype)
+    ours = d_projected.float(), *(found[name][d] for name in NAMES[3:])
+    compared = list(zip(NAMES[2:], ours, truth, usual, strict=True))
+    for name, *three in compared if kind.nonlinearity == "modrelu" else compared[:-1]:
+        assert_close(name, *three)
 
 
 def assert_close(name: str, found: Tensor, truth: Tensor, usual: Tensor) -> None:
+    """`found` errs at most twice as much as `usual`, or a few roundings."""
     assert found.shape == truth.shape, name
     if found.numel() == 0:
         return
