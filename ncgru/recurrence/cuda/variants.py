@@ -2,32 +2,68 @@
 
 from __future__ import annotations
 
-from ..._cuda import Variant, program
+from ..._cuda import Program, Variant, program
 from . import small
 from .kind import Kind, Limits
 from .large import Design
 
 _H200 = Limits(multiprocessors=132, shared=232448)
+_CONSUMER = Limits(multiprocessors=84, shared=101376)
 
+# Any two of reset, nonlinearity and precision meet in each table, and each way to hold the matrices is among them.
 _SMALL = (
     Kind(56, "float32", "before", "modrelu"),
     Kind(128, "float32", "before", "modrelu"),
+    Kind(128, "float16", "before", "tanh"),
+    Kind(64, "bfloat16", "before", "relu"),
+    Kind(100, "float16", "after", "modrelu"),
     Kind(128, "bfloat16", "after", "tanh"),
+    Kind(128, "float32", "after", "relu"),
+    Kind(64, "bfloat16", "none", "modrelu"),
+    Kind(64, "float32", "none", "tanh"),
     Kind(100, "float16", "none", "relu"),
 )
 _LARGE = (
     Kind(256, "float32", "before", "modrelu"),
     Kind(1150, "float32", "before", "modrelu"),
-    Kind(1024, "float32", "before", "modrelu", tf32=True),
-    Kind(1024, "bfloat16", "before", "modrelu"),
-    Kind(512, "float16", "after", "tanh"),
-    Kind(512, "float32", "none", "modrelu"),
     Kind(2048, "float32", "before", "modrelu"),
+    Kind(512, "float32", "after", "tanh"),
+    Kind(512, "float32", "none", "relu"),
+    Kind(1024, "float32", "before", "tanh", tf32=True),
+    Kind(512, "float32", "after", "relu", tf32=True),
+    Kind(256, "float32", "none", "modrelu", tf32=True),
+    Kind(1024, "bfloat16", "before", "relu"),
+    Kind(512, "bfloat16", "none", "tanh"),
+    Kind(430, "float16", "before", "modrelu"),
+    Kind(512, "float16", "after", "tanh"),
+    Kind(256, "float16", "none", "relu"),
 )
+_LARGE_ON_A_SMALLER_GPU = (
+    Kind(1024, "float32", "before", "modrelu"),
+    Kind(2048, "bfloat16", "after", "modrelu"),
+)
+_LOCAL_BYTES = 16
+# Wide blocks with three products at a time, one of whose matrices is in registers.
+_MORE_LOCAL_BYTES = {Kind(512, "float32", "after", "tanh"): 88}
+
+
+def program_of(kind: Kind, limits: Limits) -> Program:
+    """The program that runs this kind, in both passes, on a GPU of these limits."""
+    if kind.hidden > small.LARGEST_HIDDEN:
+        source, defines = "large.cu", Design(kind, limits, backward=False).defines
+    else:
+        source, defines = "small.cu", small.plan(kind, limits, 1, 1, backward=False).defines
+    return program("ncgru.recurrence.cuda", source, defines)
+
+
+def kinds() -> list[tuple[Kind, Limits]]:
+    """The kinds whose programs stand for all, at sizes that fill the registers, and the GPUs they are designed for."""
+    return [(kind, _H200) for kind in _SMALL + _LARGE] + [(kind, _CONSUMER) for kind in _LARGE_ON_A_SMALLER_GPU]
 
 
 def variants() -> list[Variant]:
-    """Each kind of recurrence, dtype and regime at least once, at sizes that fill the registers."""
-    sources = [("small.cu", small.plan(kind, _H200, 16, 1, backward=False).defines) for kind in _SMALL]
-    sources += [("large.cu", Design(kind, _H200, backward=False).defines) for kind in _LARGE]
-    return [Variant(program("ncgru.recurrence.cuda", source, defines), local_bytes=16) for source, defines in sources]
+    """The programs of all `kinds`."""
+    return [
+        Variant(program_of(kind, limits), local_bytes=_MORE_LOCAL_BYTES.get(kind, _LOCAL_BYTES))
+        for kind, limits in kinds()
+    ]
