@@ -109,6 +109,7 @@ def forward(
     if batch == 0:
         return hidden, gates
     leading = (projected.contiguous(), None if initial is None else float32(initial))
+    lengths = None if lengths is None else lengths.contiguous()
     sizes = (steps, batch, directions, reverse)
     if kind.hidden > small.LARGEST_HIDDEN:
         rest = (parameters.threshold, lengths, hidden, gates)
@@ -166,6 +167,7 @@ def backward(
     if kind.reset == "after":
         products = _candidate_products(kind, initial, parameters, hidden, sizes=(steps, batch, directions, reverse))
     leading = (float32(grad_hidden), initial)
+    lengths = None if lengths is None else lengths.contiguous()
     rest = (lengths, hidden, gates, products, found.projected, found.factors, found.initial, found.biases)
     sizes = (steps, batch, directions, reverse)
     if kind.hidden > small.LARGEST_HIDDEN:

@@ -81,6 +81,13 @@ def inputs(case: Case, device: torch.device | str = "cpu") -> Inputs:
     )
 
 
+def scattered(x: Tensor) -> Tensor:
+    """The same numbers with others between them, and the dimensions laid out the other way round."""
+    room = torch.full((*reversed(x.shape), 2), -1, dtype=x.dtype, device=x.device)
+    found = room[..., 0].permute(*reversed(range(x.dim())))
+    return found.copy_(x)
+
+
 def _threshold(case: Case, drawn: Tensor) -> Tensor:
     """Of both signs, but negative where there are so many numbers that one would meet modReLU's jump at 0."""
     few = case.steps * case.batch * drawn.numel() <= _FEW

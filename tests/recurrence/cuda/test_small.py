@@ -3,11 +3,12 @@
 import itertools
 
 import pytest
+import torch
 
 from ncgru.recurrence.cuda import small
 from ncgru.recurrence.cuda.kind import Kind, Limits
 from tests.recurrence.cuda.emulated import Emulated
-from tests.recurrence.cuda.proof import Case, prove
+from tests.recurrence.cuda.proof import Case, Inputs, inputs, prove, run, scattered
 
 SIZES = (1, 2, 7, 16, 31, 56, 96, 127, 128)
 BATCHES = (0, 1, 2, 3, 17)
@@ -63,6 +64,15 @@ def test_every_layout_computes_the_same(hidden: int, layout: int, monkeypatch: p
     monkeypatch.setattr(small, "layouts", lambda _: (chosen,))
     for machine in machines(layout):
         prove(machine, Case(Kind(hidden, "float32", "before", "tanh"), 3, 3, "both", lengths=True))
+
+
+def test_tensors_may_lie_in_memory_in_any_way() -> None:
+    case = Case(Kind(7, "float32", "before", "modrelu"), 3, 3, "both", lengths=True)
+    given = inputs(case)
+    everywhere = {name: None if x is None else scattered(x) for name, x in vars(given).items()}
+    found = run(Emulated(), case, Inputs(**everywhere))
+    for name, expected in run(Emulated(), case, given).items():
+        assert torch.equal(found[name], expected), name
 
 
 def test_a_block_stays_within_what_a_gpu_has() -> None:
