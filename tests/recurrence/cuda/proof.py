@@ -95,7 +95,7 @@ def _threshold(case: Case, drawn: Tensor) -> Tensor:
 
 
 def run(machine: passes.Machine, case: Case, given: Inputs) -> dict[str, Tensor]:
-    """Both passes on `machine`; the results are named as in `NAMES`."""
+    """Both passes on `machine`; the results are named as in `NAMES`, where they mean anything."""
     x, reverse = given, case.directions == "reverse"
     hidden, gates = forward_on(
         machine, case.kind, x.projected, x.initial, x.weight, x.threshold, x.lengths, reverse
@@ -103,7 +103,10 @@ def run(machine: passes.Machine, case: Case, given: Inputs) -> dict[str, Tensor]
     gradients = backward_on(
         machine, case.kind, x.grad_hidden, x.initial, x.weight, x.lengths, hidden, gates, reverse
     )
-    return dict(zip(NAMES, (hidden, gates, *gradients), strict=True))
+    found = dict(zip(NAMES, (hidden, gates, *gradients), strict=True))
+    if case.kind.nonlinearity != "modrelu":
+        del found["d_threshold"]
+    return found
 
 
 def prove(machine: passes.Machine, case: Case, device: torch.device | str = "cpu") -> None:
@@ -115,6 +118,32 @@ def prove(machine: passes.Machine, case: Case, device: torch.device | str = "cpu
         for d in range(len(given.initial)):
             _compare_forward(case, given, found, d)
             _compare_backward(case, given, found, d)
+
+
+def prove_as_a_whole(machine: passes.Machine, case: Case, device: torch.device | str = "cpu") -> None:
+    """Compare norms of errors from end to end, with no state lent to the reference; for a phi without kinks."""
+    assert case.kind.nonlinearity == "tanh"
+    given = inputs(case, device)
+    with _products_of(case.kind):
+        found = run(machine, case, given)
+        for d in range(len(given.initial)):
+            truth, usual = (_whole(case, given, d, dtype) for dtype in (torch.float64, given.projected.dtype))
+            for name in ("hidden", *NAMES[2:5]):
+                ours = found[name][d] if name in NAMES[3:] else _of_direction(found[name], d, len(given.initial))
+                assert_norms_close(name, ours, truth[name], usual[name])
+
+
+def _whole(case: Case, given: Inputs, d: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Both passes of one direction by the reference in this precision."""
+    kind, count = case.kind, len(given.initial)
+    state = torch.float64 if dtype == torch.float64 else torch.float32
+    settings = kind.reset, kind.nonlinearity, d == 1 or case.directions == "reverse"
+    initial, weight = given.initial[d].to(state), given.weight[d].to(state)
+    projected = _of_direction(given.projected, d, count).to(dtype)
+    hidden, gates = reference.forward(projected, initial, weight, None, given.lengths, *settings)
+    grad = _of_direction(given.grad_hidden, d, count).to(state)
+    gradients = reference.backward(grad, initial, weight, given.lengths, hidden, gates, dtype, *settings)
+    return dict(zip(NAMES, (hidden, gates, *gradients), strict=True))
 
 
 @contextlib.contextmanager
@@ -191,10 +220,10 @@ def _compare_backward(case: Case, given: Inputs, found: dict[str, Tensor], d: in
         return tuple(x.to(state) for x in gradients)
 
     truth, usual = by_reference(torch.float64), by_reference(gates.dtype)
-    ours = d_projected.float(), *(found[name][d] for name in NAMES[3:])
-    compared = list(zip(NAMES[2:], ours, truth, usual, strict=True))
-    for name, *three in compared if kind.nonlinearity == "modrelu" else compared[:-1]:
-        assert_close(name, *three)
+    assert_close("d_projected", d_projected.float(), truth[0], usual[0])
+    for name, *two in zip(NAMES[3:], truth[1:], usual[1:], strict=True):
+        if name in found:
+            assert_close(name, found[name][d], *two)
 
 
 def assert_close(name: str, found: Tensor, truth: Tensor, usual: Tensor) -> None:
@@ -207,3 +236,12 @@ def assert_close(name: str, found: Tensor, truth: Tensor, usual: Tensor) -> None
     bar = max(2 * float((usual - truth).abs().max()), allowed)
     error = float((found - truth).abs().max())
     assert error <= bar, f"{name} errs by {error:.3g}, which may be {bar:.3g}"
+
+
+def assert_norms_close(name: str, found: Tensor, truth: Tensor, usual: Tensor) -> None:
+    """As `assert_close`, by the norm of all errors: for what no single number can be held to."""
+    assert found.shape == truth.shape, name
+    allowed = _ROUNDINGS * torch.finfo(torch.float32).eps * float(truth.norm())
+    bar = max(2 * float((usual.double() - truth).norm()), allowed)
+    error = float((found.double() - truth).norm())
+    assert error <= bar, f"{name} errs by {error:.3g} in all, which may be {bar:.3g}"

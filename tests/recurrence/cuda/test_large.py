@@ -9,7 +9,7 @@ import pytest
 from ncgru.recurrence.cuda import large, small
 from ncgru.recurrence.cuda.kind import Kind, Limits
 from tests.recurrence.cuda.emulated import Emulated
-from tests.recurrence.cuda.proof import Case, inputs, prove, run
+from tests.recurrence.cuda.proof import Case, inputs, prove, prove_as_a_whole, run
 
 RESETS, NONLINEARITIES = ("before", "after", "none"), ("modrelu", "tanh", "relu")
 
@@ -44,6 +44,12 @@ def test_tf32_is_as_good_as_its_operands(reset: str) -> None:
     exact = run(Emulated(), Case(Kind(40, "float32", reset, "modrelu"), 3, 9), given)
     for name, found in run(Emulated(), rounded, given).items():
         assert (found - exact[name]).norm() > 1e-5 * exact[name].norm(), name
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("reset", RESETS)
+def test_errors_of_all_steps_together(reset: str, storage: str) -> None:
+    prove_as_a_whole(Emulated(), Case(Kind(40, storage, reset, "tanh"), 12, 9, lengths=True))
 
 
 @pytest.mark.parametrize("seed", range(4))

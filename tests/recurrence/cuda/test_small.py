@@ -1,6 +1,7 @@
 """That small.cu computes the recurrence, on the emulator; and the arithmetic of its launches."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from ncgru.recurrence.cuda import small
 from ncgru.recurrence.cuda.kind import Kind, Limits
 from tests.recurrence.cuda.emulated import Emulated
-from tests.recurrence.cuda.proof import Case, Inputs, inputs, prove, run, scattered
+from tests.recurrence.cuda.proof import Case, Inputs, inputs, prove, prove_as_a_whole, run, scattered
 
 SIZES = (1, 2, 7, 16, 31, 56, 96, 127, 128)
 BATCHES = (0, 1, 2, 3, 17)
@@ -69,10 +70,16 @@ def test_every_layout_computes_the_same(hidden: int, layout: int, monkeypatch: p
 def test_tensors_may_lie_in_memory_in_any_way() -> None:
     case = Case(Kind(7, "float32", "before", "modrelu"), 3, 3, "both", lengths=True)
     given = inputs(case)
-    everywhere = {name: None if x is None else scattered(x) for name, x in vars(given).items()}
+    everywhere: dict[str, Any] = {name: None if x is None else scattered(x) for name, x in vars(given).items()}
     found = run(Emulated(), case, Inputs(**everywhere))
     for name, expected in run(Emulated(), case, given).items():
         assert torch.equal(found[name], expected), name
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("reset", RESETS)
+def test_errors_of_all_steps_together(reset: str, storage: str) -> None:
+    prove_as_a_whole(Emulated(), Case(Kind(31, storage, reset, "tanh"), 12, 9, lengths=True))
 
 
 def test_a_block_stays_within_what_a_gpu_has() -> None:
