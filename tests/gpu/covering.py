@@ -46,6 +46,17 @@ def cases(number: int, one: Kind) -> list[Case]:
     ]
 
 
+REGIMES = (
+    kind(56, "float32", "before", "modrelu"),
+    kind(128, "bfloat16", "after", "tanh"),
+    kind(192, "float32", "after", "relu"),
+    kind(256, "float16", "none", "modrelu"),
+    kind(1024, "tf32", "before", "tanh"),
+    kind(1150, "float32", "before", "modrelu"),
+    kind(2048, "float32", "before", "modrelu"),
+)
+"""In one block and in many, with matrices in registers, in shared memory, and streamed."""
+
 # What the paper trains, at its own lengths or longer, and every way to hold the matrices.
 LONG = (
     Case(kind(56, "float32", "before", "modrelu"), 2020, 17, "both", lengths=True),
