@@ -2,13 +2,15 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+# Their programs are compiled one at a time in each process, which takes longer than running them.
+GPU_WORKERS ?= 8
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
 # One thread a worker: more would only compete for the same cores.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help test slow demo lint format docs wheel clean
+.PHONY: help test slow gpu demo lint format docs wheel clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -18,6 +20,9 @@ test: .venv/.stamp-test  ## run the tests (at most ten minutes on two cores)
 
 slow: .venv/.stamp-slow  ## run the slow proofs (minutes to hours)
 	$(PYTEST) -m "slow and not gpu" --timeout=7200 --durations=0
+
+gpu: .venv/.stamp-test  ## run the tests that need a GPU (a few minutes)
+	$(PYTEST) -m gpu -n $(GPU_WORKERS) --durations=15 tests/gpu
 
 demo: .venv/.stamp-lab  ## train NC-GRU, GRU and LSTM on the parenthesis task and write a report (about three minutes)
 	$(BIN)/ncgru compare parenthesis-100 --models nc-gru-c,gru,lstm --quick --seeds 2
