@@ -209,7 +209,7 @@ def weight_gradient(
                 dz = factors[:, columns]
             _product(dz[later].t(), states[earlier, columns], rows)
             if initial is not None:
-                rows.addmm_(dz[first].t().float(), initial[d].float())
+                rows.addmm_(dz[first].t().float(), initial[d].to(states.dtype).float())
 
 
 def _neighbours(steps: int, batch: int, backwards: bool) -> tuple[slice, slice, slice]:

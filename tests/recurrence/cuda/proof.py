@@ -97,12 +97,8 @@ def _threshold(case: Case, drawn: Tensor) -> Tensor:
 def run(machine: passes.Machine, case: Case, given: Inputs) -> dict[str, Tensor]:
     """Both passes on `machine`; the results are named as in `NAMES`, where they mean anything."""
     x, reverse = given, case.directions == "reverse"
-    hidden, gates = forward_on(
-        machine, case.kind, x.projected, x.initial, x.weight, x.threshold, x.lengths, reverse
-    )
-    gradients = backward_on(
-        machine, case.kind, x.grad_hidden, x.initial, x.weight, x.lengths, hidden, gates, reverse
-    )
+    hidden, gates = forward_on(machine, case.kind, x.projected, x.initial, x.weight, x.threshold, x.lengths, reverse)
+    gradients = backward_on(machine, case.kind, x.grad_hidden, x.initial, x.weight, x.lengths, hidden, gates, reverse)
     found = dict(zip(NAMES, (hidden, gates, *gradients), strict=True))
     if case.kind.nonlinearity != "modrelu":
         del found["d_threshold"]
