@@ -169,6 +169,7 @@ def modules(hidden: int, device: str) -> dict[str, nn.Module]:
 def main() -> None:
     """Measure and print: a table, then one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    torch.set_num_threads(1)
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--steps", type=int, default=200 if on_gpu else 2, help="T")
     parser.add_argument("--batch", type=int, default=16 if on_gpu else 2, help="B")

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu import peers
-from benchmarks.gpu.shapes import GRU, LSTM, OURS, PAPER, REFERENCE, TF32, Shape
+from benchmarks.gpu.shapes import GRU, LOOP, LSTM, OURS, PAPER, REFERENCE, TF32, Shape
 from ncgru import NCGRU
+from ncgru.recurrence import unrolled
 
 STILL, FREE, UPDATE = "NCGRU, A not moved", "NCGRU, no orthogonal matrix", "orthogonal update alone"
 MOVE = 1e-3
 """Size of A's entries' steps times √n: that of Adam at its usual learning rate."""
 REFERENCE_STEPS = 64
-"""Steps of time of plain PyTorch that are run; the time of all is this times what is missing."""
+"""Steps of time that plain PyTorch runs, of more; the time of all is inferred."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,23 @@ def torch_dtype(dtype: str) -> torch.dtype:
     return found
 
 
+class PlainLoop(nn.Module):
+    """NC-GRU's cell as a loop over time, with free matrices, so that no update of them is counted."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight_ih = nn.Parameter(torch.randn(3 * size, size) / math.sqrt(size))
+        self.bias = nn.Parameter(torch.zeros(3 * size))
+        self.weight_hh = nn.Parameter(torch.linalg.qr(torch.randn(3, size, size))[0].reshape(3 * size, size))
+        self.threshold = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        """All states."""
+        projected = nn.functional.linear(x, self.weight_ih, self.bias)
+        initial = x.new_zeros(x.shape[1], self.weight_hh.shape[1])
+        return (unrolled(projected, initial, self.weight_hh, self.threshold, None, "before", "modrelu", False),)
+
+
 Builder = Callable[[], Layer]
 
 
@@ -68,9 +86,10 @@ def contestants(shape: Shape, dtype: str, device: str = "cuda") -> Iterator[tupl
     yield OURS, lambda: of_module(ours, shape, moving=True)
     for name, made in ((GRU, nn.GRU), (LSTM, nn.LSTM)):
         yield name, partial(of_module, partial(made, size, size, device=device, dtype=kind), shape)
-    short = shape._replace(T=min(shape.T, REFERENCE_STEPS))
-    yield REFERENCE, lambda: of_module(lambda: ours(backend="reference"), short, moving=True)
     if shape in PAPER:
+        short = shape._replace(T=min(shape.T, REFERENCE_STEPS))
+        yield LOOP, lambda: of_module(lambda: PlainLoop(size).to(device), short)
+        yield REFERENCE, lambda: of_module(lambda: ours(backend="reference"), short, moving=True)
         yield STILL, lambda: of_module(ours, shape)
         yield FREE, lambda: of_module(lambda: ours(orthogonal=""), shape)
         yield UPDATE, lambda: update_alone(ours())

@@ -107,10 +107,15 @@ class Recurrent(nn.Module):
         some_free = len(self._structured) < len(self.rows)
         return Weights(
             self._matrices(suffix, directions),
-            [getattr(self, f"weight_hh_free{direction}") for direction in directions] if some_free else [],
-            [getattr(self, f"weight_ih{direction}") for direction in directions],
-            [getattr(self, f"bias{direction}") for direction in directions] if self._biased else [],
+            [self._parameter(f"weight_hh_free{direction}") for direction in directions] if some_free else [],
+            [self._parameter(f"weight_ih{direction}") for direction in directions],
+            [self._parameter(f"bias{direction}") for direction in directions] if self._biased else [],
         )
+
+    def _parameter(self, name: str) -> Tensor:
+        """A parameter, or what stands in its place (under `torch.nn.utils.parametrize`); faster than an attribute."""
+        found: Tensor | None = self._parameters.get(name)
+        return getattr(self, name) if found is None else found
 
     def _recurrent_weights(self, weights: Weights) -> Sequence[Tensor]:
         """The assembled recurrent matrices [G·H, H] of a layer, one for each direction."""

@@ -79,7 +79,7 @@ class OrthogonalRecurrent(Recurrent):
     def _matrices(self, suffix: str, directions: tuple[str, ...]) -> Tensor | None:
         if not self.orthogonal:
             return None
-        matrices: Tensor = getattr(self, f"cayley{suffix}")(getattr(self, f"skew{suffix}"))
+        matrices: Tensor = getattr(self, f"cayley{suffix}")(self._parameter(f"skew{suffix}"))
         return matrices
 
     def _free_letters(self) -> str:
