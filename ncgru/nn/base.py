@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ncgru import _checks
 from ncgru._eager import simply_computes
@@ -34,6 +35,7 @@ class Recurrent(nn.Module):
     rows: ClassVar[str]
     reset: ClassVar[Literal["before", "after", "none"]]
     threshold_offset: ClassVar[float] = 0.0
+    recompute = False
 
     def __init__(
         self,
@@ -150,13 +152,17 @@ class Recurrent(nn.Module):
         """One layer over a whole sequence: [T, B, I] and the states before it [D, B, H] -> [T, B, D·H] and the last."""
         weights = self._weights(suffix, directions)
         dtype = self._projected_dtype(input, weights.inputs[0].dtype)
-        if self._backend_on(input.device, dtype) != "cuda":
-            output = self._run_one_by_one(input, initial, weights, directions, lengths)
-        elif simply_computes(input, initial, *weights.tensors):
+        recompute = self.recompute and torch.is_grad_enabled()
+        on_gpu = self._backend_on(input.device, dtype) == "cuda"
+        if on_gpu and simply_computes(input, initial, *weights.tensors):
             kind = kind_now(dtype, self.hidden_size, self.reset, self.nonlinearity)
-            return run_layer(self._wiring, kind, input, initial, weights, lengths)
+            return run_layer(self._wiring, kind, input, initial, weights, lengths, recompute)
+        run = self._run_by_operators if on_gpu else self._run_one_by_one
+        arguments = (input, initial, weights, directions, lengths)
+        if recompute:
+            output: Tensor = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
         else:
-            output = self._run_by_operators(input, initial, weights, lengths)
+            output = run(*arguments)
         return output, final_states(output, len(directions))
 
     def _projected_dtype(self, input: Tensor, dtype: torch.dtype) -> torch.dtype:
@@ -165,10 +171,15 @@ class Recurrent(nn.Module):
         return torch.get_autocast_dtype(kind) if autocast and dtype != torch.float64 else dtype
 
     def _run_by_operators(
-        self, input: Tensor, initial: Tensor | None, weights: Weights, lengths: Tensor | None
+        self,
+        input: Tensor,
+        initial: Tensor | None,
+        weights: Weights,
+        directions: tuple[str, ...],
+        lengths: Tensor | None,
     ) -> Tensor:
         """All directions of a layer by one projection and one launch: what `run_layer` does, as torch can trace it."""
-        count, size = len(weights.inputs), self.hidden_size
+        count, size = len(directions), self.hidden_size
         projected = project(self._wiring, input, weights.inputs, weights.biases)
         if initial is None:
             initial = no_state(projected, count, size)
@@ -273,6 +284,8 @@ class Recurrent(nn.Module):
             yield "bias=False"
         if self.backend != "auto":
             yield f"backend={self.backend!r}"
+        if self.recompute:
+            yield "recompute=True"
 
 
 def _autocast_joins(value: Tensor, weight: Tensor) -> bool:

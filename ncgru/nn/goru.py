@@ -108,6 +108,7 @@ class GORU(SequenceModule, _GORUParameters):
         style: "tunable" (neighbours, any H) or "fft" (butterflies, H a power of 2).
         nonlinearity: "modrelu", "tanh" or "relu".
         backend: which implementation runs the time loop; see `resolve_backend`.
+        recompute: whether to find the gates once more for the backward rather than keep them, which saves memory.
         device: where the parameters live.
         dtype: the parameters' dtype.
 
@@ -131,6 +132,7 @@ class GORU(SequenceModule, _GORUParameters):
         style: str = "tunable",
         nonlinearity: str = "modrelu",
         backend: str = "auto",
+        recompute: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -138,7 +140,7 @@ class GORU(SequenceModule, _GORUParameters):
             input_size, hidden_size, bias, capacity=capacity, style=style, nonlinearity=nonlinearity,
             backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
-        self._build_layers(num_layers, batch_first, dropout, bidirectional)
+        self._build_layers(num_layers, batch_first, dropout, bidirectional, recompute)
         self.reset_parameters()
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ncgru.nn.wiring import Wiring, side_by_side
+from ncgru.recurrence.again import gates_again
 from ncgru.recurrence.cuda import gpu, operator, passes
 from ncgru.recurrence.cuda.kind import Kind
 
@@ -42,13 +43,19 @@ class Weights(NamedTuple):
 
 
 def run_layer(
-    wiring: Wiring, kind: Kind, input: Tensor, initial: Tensor | None, weights: Weights, lengths: Tensor | None
+    wiring: Wiring,
+    kind: Kind,
+    input: Tensor,
+    initial: Tensor | None,
+    weights: Weights,
+    lengths: Tensor | None,
+    recompute: bool,
 ) -> tuple[Tensor, Tensor]:
     """One layer, all directions: [T, B, I] -> [T, B, D*H] and the final states [D, B, H].
 
-    Under autocast `kind` says the dtype that the projection is taken in.
+    Under autocast `kind` says the dtype that the projection is taken in. With `recompute` no gates are kept.
     """
-    counts = len(weights.free), len(weights.inputs)
+    counts = len(weights.free), len(weights.inputs), recompute
     made: tuple[Tensor, Tensor] = _Layer.apply(wiring, kind, counts, lengths, input, initial, *weights.tensors)  # type: ignore[no-untyped-call]
     return made
 
@@ -91,14 +98,15 @@ class _Layer(torch.autograd.Function):
         ctx: Any,
         wiring: Wiring,
         kind: Kind,
-        counts: tuple[int, int],
+        counts: tuple[int, int, bool],
         lengths: Tensor | None,
         input: Tensor,
         initial: Tensor | None,
         matrices: Tensor | None,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        free, inputs, biases = _grouped(parameters, counts)
+        recompute = counts[2]
+        free, inputs, biases = _grouped(parameters, counts[:2])
         dtype = getattr(torch, kind.storage)
         if inputs[0].dtype != dtype or input.dtype != dtype:
             input, inputs = input.to(dtype), [x.to(dtype) for x in inputs]
@@ -110,7 +118,10 @@ class _Layer(torch.autograd.Function):
         output = hidden if hidden.dtype == dtype else hidden.to(dtype)
         ctx.settings = _Settings(wiring, kind, learnt.made, len(learnt.free), len(biases), ctx.needs_input_grad[4:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(lengths, input, initial, hidden, gates, learnt.matrices, *learnt.free, *inputs)
+        kept = (None, biases) if recompute else (gates, ())
+        ctx.save_for_backward(
+            lengths, input, initial, hidden, kept[0], learnt.matrices, *learnt.free, *inputs, *kept[1]
+        )
         return output, final_states(output, len(inputs))
 
     @staticmethod
@@ -178,14 +189,17 @@ def _gradients(
     input: Tensor,
     initial: Tensor | None,
     hidden: Tensor,
-    gates: Tensor,
+    gates: Tensor | None,
     matrices: Tensor | None,
     *others: Tensor,
 ) -> Gradients:
     """Gradients of input, initial, matrices, free rows, input weights and biases, in autograd's order."""
     wiring, kind, made, _, biases, needs = settings
-    free, inputs = others[: settings.free], others[settings.free :]
-    learnt, machine = passes.Parameters(matrices, free, made), gpu.machine_of(gates)
+    directions = hidden.shape[-1] // kind.hidden
+    free, inputs, kept_biases = _grouped(others, (settings.free, directions))
+    learnt, machine = passes.Parameters(matrices, free, made), gpu.machine_of(hidden)
+    if gates is None:
+        gates = _gates_again(wiring, kind, input, initial, lengths, hidden, learnt, inputs, kept_biases)
     grad_hidden = _gradient_of_states(hidden, grad_output, grad_final, len(inputs))
     arguments = (grad_hidden, initial, learnt, lengths, hidden, gates, False)
     found = passes.backward(machine, kind, *arguments, wants_initial=needs[1])
@@ -200,6 +214,34 @@ def _gradients(
         d_inputs = torch.mm(flat.t(), input.reshape(-1, input.shape[-1])).chunk(len(inputs))
     d_biases = _bias_gradients(wiring, kind, flat, found.biases) if biases else ()
     return d_input, found.initial, d_matrices, *d_free, *d_inputs, *d_biases
+
+
+def _gates_again(
+    wiring: Wiring,
+    kind: Kind,
+    input: Tensor,
+    initial: Tensor | None,
+    lengths: Tensor | None,
+    hidden: Tensor,
+    learnt: passes.Parameters,
+    inputs: Sequence[Tensor],
+    biases: Sequence[Tensor],
+) -> Tensor:
+    """The gates that the forward did not keep: [T, B, D*G*H]."""
+    count, size, dtype = len(inputs), kind.hidden, input.dtype
+    whole = learnt.matrices if learnt.made == passes.ALL[kind.gates] else None
+    if whole is None:
+        whole = wiring.weight(learnt.matrices, learnt.free, count, torch.float32)
+    threshold = wiring.threshold(biases, inputs)
+    found = []
+    for d, (weight, weight_ih) in enumerate(zip(whole.view(count, -1, size), inputs, strict=True)):
+        projected = project(wiring, input, [weight_ih], [bias.to(dtype) for bias in biases[d : d + 1]])
+        before = hidden.new_zeros(hidden.shape[1], size) if initial is None else initial[d]
+        bias = None if threshold is None else threshold[d * size : (d + 1) * size].to(hidden.dtype)
+        states = hidden[..., d * size : (d + 1) * size]
+        settings = (kind.reset, kind.nonlinearity, d == 1)
+        found.append(gates_again(projected, before, weight, bias, lengths, states, *settings).to(dtype))
+    return found[0] if count == 1 else torch.cat(found, -1)
 
 
 def _bias_gradients(wiring: Wiring, kind: Kind, d_projected: Tensor, found: Tensor) -> Sequence[Tensor]:

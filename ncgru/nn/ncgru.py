@@ -80,6 +80,7 @@ class NCGRU(SequenceModule, _NCGRUParameters):
         order: the order of the series.
         reset_every: make every k-th update exact; never if None (the guard still acts).
         backend: which implementation runs the time loop; see `resolve_backend`.
+        recompute: whether to find the gates once more for the backward rather than keep them, which saves memory.
         device: where the parameters live.
         dtype: the parameters' dtype.
 
@@ -107,6 +108,7 @@ class NCGRU(SequenceModule, _NCGRUParameters):
         order: int = 2,
         reset_every: int | None = None,
         backend: str = "auto",
+        recompute: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -114,7 +116,7 @@ class NCGRU(SequenceModule, _NCGRUParameters):
             input_size, hidden_size, bias, orthogonal=orthogonal, nonlinearity=nonlinearity, negatives=negatives,
             inverse=inverse, order=order, reset_every=reset_every, backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
-        self._build_layers(num_layers, batch_first, dropout, bidirectional)
+        self._build_layers(num_layers, batch_first, dropout, bidirectional, recompute)
         self.reset_parameters()
 
     @classmethod

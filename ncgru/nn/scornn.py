@@ -48,6 +48,7 @@ class ScoRNN(SequenceModule, _ScoRNNParameters):
         order: the order of the series.
         reset_every: make every k-th update exact; never if None.
         backend: which implementation runs the time loop; see `resolve_backend`.
+        recompute: whether to find the gates once more for the backward rather than keep them, which saves memory.
         device: where the parameters live.
         dtype: the parameters' dtype.
 
@@ -73,6 +74,7 @@ class ScoRNN(SequenceModule, _ScoRNNParameters):
         order: int = 2,
         reset_every: int | None = None,
         backend: str = "auto",
+        recompute: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -80,7 +82,7 @@ class ScoRNN(SequenceModule, _ScoRNNParameters):
             input_size, hidden_size, bias, orthogonal="c", nonlinearity=nonlinearity, negatives=negatives,
             inverse=inverse, order=order, reset_every=reset_every, backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
-        self._build_layers(num_layers, batch_first, dropout, bidirectional)
+        self._build_layers(num_layers, batch_first, dropout, bidirectional, recompute)
         self.reset_parameters()
 
 

@@ -19,12 +19,15 @@ from ncgru.nn.wiring import side_by_side
 class SequenceModule(Recurrent):
     """The calling convention of `nn.GRU`, for any cell."""
 
-    def _build_layers(self, num_layers: int, batch_first: bool, dropout: float, bidirectional: bool) -> None:
+    def _build_layers(
+        self, num_layers: int, batch_first: bool, dropout: float, bidirectional: bool, recompute: bool
+    ) -> None:
         self.bias = self._biased  # as on nn.GRU; a cell has a parameter of this name
         self.num_layers = _checks.positive_int("num_layers", num_layers, "pass the number of stacked layers")
         self.batch_first = _checks.flag("batch_first", batch_first)
         self.dropout = _checks.probability("dropout", dropout)
         self.bidirectional = _checks.flag("bidirectional", bidirectional)
+        self.recompute = _checks.flag("recompute", recompute)
         if self.dropout > 0 and num_layers == 1:
             warnings.warn(
                 f"dropout={dropout} acts between layers only and has no effect with num_layers=1; "

@@ -59,11 +59,11 @@ def forward(
         hidden [T, B, H], and gates [T, B, G*H]: the activated r, u, c that the backward needs.
     """
     state = state_dtype(projected)
-    operand = _rounding(projected.dtype)
+    operand = rounding(projected.dtype)
     gates = projected.to(state, memory_format=torch.contiguous_format, copy=True)
-    ended = _ended(lengths, gates)
+    ended = ended_steps(lengths, gates)
     if ended is not None:
-        _close_ended(gates, ended, reset)
+        close_ended(gates, ended, reset)
     hidden = gates.new_empty(*gates.shape[:2], initial.shape[1])
     previous = initial.to(state)
     weight = operand(weight.to(state))
@@ -165,9 +165,9 @@ def backward(
         The gradients of projected (in its dtype), initial, weight and threshold (all in the dtype of the state).
     """
     size = hidden.shape[2]
-    operand = _rounding(operand_dtype)
+    operand = rounding(operand_dtype)
     weight = operand(weight.to(hidden.dtype))
-    ended = _ended(lengths, gates)
+    ended = ended_steps(lengths, gates)
     differentiate = {"before": _backward_before, "after": _backward_after, "none": _backward_ungated}[reset]
     d_projected = torch.empty_like(gates, dtype=operand_dtype)
     d_initial = torch.zeros_like(hidden[0])
@@ -182,7 +182,7 @@ def backward(
         block = _Block(
             errors=errors.copy_(grad_hidden[times]),
             leaving=d_initial,
-            previous=_previous(hidden, initial, times, reverse),
+            previous=previous_states(hidden, initial, times, reverse),
             gates=gates[times],
             slope=_slope(c, nonlinearity, out=slope),
             kept=kept,
@@ -295,8 +295,8 @@ def unrolled(
 ) -> Tensor:
     """The same states by differentiable torch operations, step by step: for autograd of any order, and as a check."""
     state = state_dtype(projected)
-    operand = _rounding(projected.dtype)
-    ended = _ended(lengths, projected)
+    operand = rounding(projected.dtype)
+    ended = ended_steps(lengths, projected)
     projected = projected.to(state)
     if ended is not None:
         projected = projected.masked_fill(ended, 0)
@@ -383,7 +383,7 @@ def _blocks(hidden: Tensor, reverse: bool) -> list[slice]:
     return blocks[::-1] if reverse else blocks
 
 
-def _previous(hidden: Tensor, initial: Tensor, times: slice, reverse: bool) -> Tensor:
+def previous_states(hidden: Tensor, initial: Tensor, times: slice, reverse: bool) -> Tensor:
     """The states before the steps at `times`."""
     first = initial.to(hidden.dtype).unsqueeze(0)
     if reverse:
@@ -392,14 +392,14 @@ def _previous(hidden: Tensor, initial: Tensor, times: slice, reverse: bool) -> T
     return hidden[times.start - 1 : times.stop - 1] if times.start else torch.cat([first, hidden[: times.stop - 1]])
 
 
-def _ended(lengths: Tensor | None, like: Tensor) -> Tensor | None:
+def ended_steps(lengths: Tensor | None, like: Tensor) -> Tensor | None:
     """True where a row's sequence is over: [T, B, 1]."""
     if lengths is None:
         return None
     return (torch.arange(like.shape[0], device=like.device)[:, None] >= lengths).unsqueeze(2)
 
 
-def _close_ended(gates: Tensor, ended: Tensor, reset: str) -> None:
+def close_ended(gates: Tensor, ended: Tensor, reset: str) -> None:
     """Make u = sigmoid(-inf) = 0 where a sequence is over, whatever the padding holds (even NaN)."""
     gates.masked_fill_(ended, 0)
     if reset != "none":
@@ -410,7 +410,7 @@ def state_dtype(projected: Tensor) -> torch.dtype:
     return torch.float64 if projected.dtype == torch.float64 else torch.float32
 
 
-def _rounding(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def rounding(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """What happens to an operand of a product: nothing, or rounding to `dtype` where it has 16 bits."""
     if dtype in (torch.float32, torch.float64):
         return lambda x: x

@@ -138,6 +138,38 @@ def test_no_rows() -> None:
         assert_same(results(ours, x), results(theirs, x), 0.0)
 
 
+@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("on", ["kernels", "reference"])
+def test_recomputing_finds_the_same_gradients(name: str, on: str) -> None:
+    ours, theirs = pair(name, bidirectional=True)
+    ours.recompute = True
+    ours.backend = "cuda" if on == "kernels" else "reference"
+    x, h0 = torch.randn(STEPS, BATCH, INPUTS), torch.randn(2, BATCH, 6)
+    lengths = torch.tensor([2, 4, 1])
+    with emulated_gpu():
+        assert_same(results(ours, x, h0), results(theirs, x, h0), 1e-5)
+        assert_same(results(ours, x, lengths=lengths), results(theirs, x, lengths=lengths), 1e-5)
+
+
+@pytest.mark.parametrize("hidden", [6, 130])
+@pytest.mark.parametrize("on", ["kernels", "reference"])
+def test_recomputing_keeps_no_gates(hidden: int, on: str) -> None:
+    kept = {}
+    for recompute in (False, True):
+        module, _ = pair("ncgru", hidden, recompute=recompute)
+        module.backend = "cuda" if on == "kernels" else "reference"
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with emulated_gpu(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            module(torch.randn(STEPS, 64, INPUTS))
+        kept[recompute] = sum(size for size in sizes.values() if size >= 4 * STEPS * 64 * INPUTS)
+    assert kept[False] - kept[True] >= 4 * STEPS * 64 * 3 * hidden
+
+
 def test_checkpointing() -> None:
     ours, _ = pair("ncgru")
     x = torch.randn(STEPS, BATCH, INPUTS, requires_grad=True)

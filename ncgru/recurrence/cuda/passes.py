@@ -52,6 +52,10 @@ def small_plan(kind: Kind, limits: Limits, batch: int, directions: int, backward
     return small.plan(kind, limits, batch, directions, backward)
 
 
+ALL = {1: 0b1, 3: 0b111}
+"""The bits of all gates, by their number."""
+
+
 class Parameters(NamedTuple):
     """What a layer has learnt, apart from the projection: float32.
 
@@ -74,7 +78,7 @@ class Parameters(NamedTuple):
     @classmethod
     def of_whole(cls, kind: Kind, weight: Tensor, threshold: Tensor | None) -> Parameters:
         """Those of a W_hh in one piece, all directions' rows in order; its additive biases have been added already."""
-        return cls(float32(weight), (), (1 << kind.gates) - 1, (), None if threshold is None else float32(threshold))
+        return cls(float32(weight), (), ALL[kind.gates], (), None if threshold is None else float32(threshold))
 
     @property
     def arguments(self) -> tuple[Argument, ...]:

@@ -158,7 +158,7 @@ def unwritten_is_nan() -> Iterator[None]:
 @contextlib.contextmanager
 def _products_of(kind: Kind) -> Iterator[None]:
     """Products of float32 are float32's own; or with tf32, those of torch and of the reference take tf32, too."""
-    before, plain = torch.get_float32_matmul_precision(), reference._rounding
+    before, plain = torch.get_float32_matmul_precision(), reference.rounding
 
     def rounding(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         return _to_tf32 if kind.tf32 and dtype == torch.float32 else plain(dtype)
@@ -166,7 +166,7 @@ def _products_of(kind: Kind) -> Iterator[None]:
     torch.set_float32_matmul_precision("high" if kind.tf32 else "highest")
     try:
         # cuBLAS takes tf32 for some shapes only; so the operands are rounded here, and it does not matter.
-        with mock.patch.object(reference, "_rounding", rounding):
+        with mock.patch.object(reference, "rounding", rounding):
             yield
     finally:
         torch.set_float32_matmul_precision(before)
