@@ -68,6 +68,11 @@ class SequenceModule(Recurrent):
         return (output.transpose(0, 1) if self.batch_first else output), final
 
     def _forward_packed(self, input: PackedSequence, hx: Tensor | None) -> tuple[PackedSequence, Tensor]:
+        if input.data.dim() != 2:
+            raise ValueError(
+                f"input must be packed from sequences [T, input_size], got data of shape {tuple(input.data.shape)}; "
+                "flatten further dimensions first"
+            )
         layout = ragged_layout(input)
         self._check_features("input", input.data, self.input_size, "input_size")
         steps, batch = layout.steps, layout.lengths.shape[0]
@@ -171,7 +176,8 @@ def ragged_layout(packed: PackedSequence) -> RaggedLayout:
     """The layout of `packed`, worked out on the host (where `batch_sizes` lives) and checked.
 
     Raises:
-        ValueError: the batch sizes are not those of sequences sorted by falling length, or an index is no permutation.
+        ValueError: the batch sizes are not those of sequences sorted by falling length, or the indices that sort and
+            unsort them are no permutations that undo each other.
     """
     sizes = packed.batch_sizes
     batch = int(sizes[0]) if sizes.numel() else 0
@@ -182,13 +188,35 @@ def ragged_layout(packed: PackedSequence) -> RaggedLayout:
             f"{packed.data.shape[0]} rows of its data, got batch_sizes {sizes.tolist()[:8]}; build it with "
             "torch.nn.utils.rnn.pack_padded_sequence or pack_sequence"
         )
-    if packed.sorted_indices is not None and packed.sorted_indices.shape != (batch,):
-        raise ValueError(
-            f"input must have one sorted index for each of its {batch} sequences, got "
-            f"{tuple(packed.sorted_indices.shape)}; build it with torch.nn.utils.rnn.pack_padded_sequence"
-        )
+    _check_order(packed, batch)
     steps = sizes.shape[0]
     present = torch.arange(batch) < sizes.unsqueeze(1)  # [T, B]
     device = packed.data.device
     rows = present.flatten().nonzero().squeeze(1).to(device, non_blocking=True)
     return RaggedLayout(rows, present.sum(0).to(device, non_blocking=True), steps)
+
+
+def _check_order(packed: PackedSequence, batch: int) -> None:
+    """Raise unless the indices of `packed` are permutations that undo each other, or both absent.
+
+    What they hold is looked at on the CPU only: elsewhere the host would have to wait for it.
+    """
+    order, back = packed.sorted_indices, packed.unsorted_indices
+    if order is None and back is None:
+        return
+    fits = order is not None and back is not None and _undo_each_other(order, back, batch)
+    if not fits:
+        shown = " and ".join("None" if index is None else str(index.tolist()[:8]) for index in (order, back))
+        raise ValueError(
+            f"input must have sorted_indices and unsorted_indices that number its {batch} sequences and undo each "
+            f"other, got {shown}; build it with torch.nn.utils.rnn.pack_padded_sequence"
+        )
+
+
+def _undo_each_other(order: Tensor, back: Tensor, batch: int) -> bool:
+    if any(index.shape != (batch,) or index.dtype != torch.int64 for index in (order, back)):
+        return False
+    if not order.device.type == back.device.type == "cpu":
+        return True
+    present, undone = order.sort()
+    return torch.equal(present, torch.arange(batch)) and torch.equal(undone, back)

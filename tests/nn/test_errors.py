@@ -142,11 +142,24 @@ def test_packed_in_unknown_order(sizes: list[int]) -> None:
         NCGRU(3, 5)(wrong)
 
 
-def test_packed_with_a_wrong_index() -> None:
+@pytest.mark.parametrize(
+    ("order", "back"),
+    [
+        ([2, 1, 0], [2, 1, 0]), ([0, 1], [0]), ([0, 5], [0, 1]), ([0, 0], [0, 0]), ([0, 1], [1, 0]),
+        ([0.0, 1.0], [0.0, 1.0]), (None, [1, 0]),
+    ],
+)  # fmt: skip
+def test_packed_with_indices_that_do_not_order_it(order: list[float] | None, back: list[float]) -> None:
     packed = pack_sequence([torch.zeros(2, 3), torch.zeros(1, 3)])
-    wrong = PackedSequence(packed.data, packed.batch_sizes, torch.tensor([2, 1, 0]), None)
-    with pytest.raises(ValueError, match="one sorted index for each of its 2 sequences"):
+    given = None if order is None else torch.tensor(order)
+    wrong = PackedSequence(packed.data, packed.batch_sizes, given, torch.tensor(back))
+    with pytest.raises(ValueError, match=r"that number its 2 sequences and undo each other, got .*pack_padded"):
         NCGRU(3, 5)(wrong)
+
+
+def test_packed_from_sequences_of_another_rank() -> None:
+    with pytest.raises(ValueError, match=r"packed from sequences \[T, input_size\], got data of shape \(2, 4, 3\)"):
+        NCGRU(3, 5)(pack_sequence([torch.zeros(2, 4, 3)]))
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,11 @@ def fitting_input(data: st.DataObject, module: Any) -> tuple[Any, Any]:
 
 
 def spoilt(data: st.DataObject, x: Any, hx: Any) -> tuple[Any, Any]:
-    """One of the two replaced by something else, or a packed batch whose sizes are wrong."""
+    """One of the two replaced by something else, or a packed batch of which one part is wrong."""
     if isinstance(x, PackedSequence) and data.draw(st.booleans()):
-        sizes = torch.tensor(data.draw(st.lists(st.integers(-1, 4), max_size=3)), dtype=torch.int64)
-        return PackedSequence(x.data, sizes, x.sorted_indices, x.unsorted_indices), hx
+        numbers = torch.tensor(data.draw(st.lists(st.integers(-1, 4), max_size=3)), dtype=torch.int64)
+        part = data.draw(st.sampled_from(["data", "batch_sizes", "sorted_indices", "unsorted_indices"]))
+        return x._replace(**{part: data.draw(TENSORS) if part == "data" else numbers}), hx
     other = data.draw(st.one_of(TENSORS, ODD))
     return (other, hx) if data.draw(st.booleans()) else (x, other)
 
