@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ParamSpec
@@ -10,6 +11,7 @@ import torch
 
 from .. import _checks
 from .cuda import gpu
+from .reference import NONLINEARITIES, RESETS
 
 BACKENDS = ("reference", "cuda")
 
@@ -62,10 +64,18 @@ def resolve_backend(
         nonlinearity: "modrelu", "tanh" or "relu".
 
     Raises:
-        ValueError: `request` is not a known name.
+        ValueError: `request`, `reset` or `nonlinearity` is not a known name, or there is no such device or size.
+        TypeError: an argument is of the wrong type, or `dtype` is not a floating-point one.
         BackendUnavailableError: the backend exists but cannot run this; the message says what is missing.
     """
     _checks.one_of("backend", request, ("auto", *BACKENDS))
+    _checks.one_of("reset", reset, RESETS)
+    _checks.one_of("nonlinearity", nonlinearity, NONLINEARITIES)
+    _checks.weight_dtype(dtype)
+    if not isinstance(hidden_size, torch.SymInt):  # torch.export's; torch.compile's passes for an int until it is used
+        hidden_size = operator.index(
+            _checks.positive_int("hidden_size", hidden_size, "pass the number of hidden units")
+        )
     place = _place(device)
     missing = _why_not_cuda(place.type, place.index, dtype, hidden_size, reset)
     if request == "reference" or (request == "auto" and missing is not None):

@@ -95,6 +95,9 @@ def test_compiles_and_exports(name: str) -> None:
     (expected,) = torch.autograd.grad(cell(x, h).sum(), [cell.get_parameter("weight_ih")])
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.export.export(cell, (x, h)).module()(x, h), cell(x, h))
+    torch._dynamo.reset()
+    free = torch.compile(cell, fullgraph=True, backend="aot_eager", dynamic=True)
+    torch.testing.assert_close(free(x[:2], h[:2]), cell(x[:2], h[:2]))
 
 
 def test_gradcheck(name: str) -> None:

@@ -226,10 +226,23 @@ def test_compiles_without_a_graph_break(name: str) -> None:
         torch.testing.assert_close(param.grad, gradient)
 
 
+def test_compiled_for_any_length_and_batch(name: str) -> None:
+    module = build(name, num_layers=2, bidirectional=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
+    for steps, batch in ((5, 3), (7, 2), (9, 4)):
+        x, h0 = torch.randn(steps, batch, 4), torch.randn(4, batch, 6)
+        torch.testing.assert_close(compiled(x, h0), apply(module, x, h0))
+
+
 def test_exports(name: str) -> None:
     module, x = build(name).eval(), torch.randn(5, 3, 4)
     program = torch.export.export(module, (x,))
     torch.testing.assert_close(program.module()(x), apply(module, x))
+    sizes = {0: torch.export.Dim("steps", max=1000), 1: torch.export.Dim("batch", max=1000)}
+    free = torch.export.export(module, (x,), dynamic_shapes=(sizes,)).module()
+    x = torch.randn(8, 2, 4)
+    torch.testing.assert_close(free(x), apply(module, x))
 
 
 def test_gradcheck(name: str) -> None:

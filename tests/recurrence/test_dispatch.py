@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -55,6 +57,23 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         resolve_backend("referense", device="cpu", dtype=torch.float32, hidden_size=8)
     with pytest.raises(TypeError, match="backend must be a str"):
         resolve_backend(None, device="cpu", dtype=torch.float32, hidden_size=8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"dtype": "float32"}, TypeError, "dtype must be a floating-point torch.dtype, got 'float32'"),
+        ({"dtype": torch.int64}, TypeError, "dtype must be a floating-point torch.dtype, got torch.int64"),
+        ({"hidden_size": 0}, ValueError, "hidden_size must be at least 1, got 0"),
+        ({"hidden_size": "8"}, TypeError, "hidden_size must be an int, got str '8'"),
+        ({"reset": "befor"}, ValueError, "reset must be one of .*did you mean 'before'"),
+        ({"nonlinearity": "tahn"}, ValueError, "nonlinearity must be one of .*did you mean 'tanh'"),
+        ({"device": "nonsense"}, ValueError, r"device must be a torch\.device or its name, got 'nonsense'"),
+    ],
+)
+def test_questions_that_make_no_sense_are_refused(wrong: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        resolve_backend(**{"device": "cpu", "dtype": torch.float32, "hidden_size": 8, **wrong})
 
 
 def test_recurrence_obeys_its_backend_argument() -> None:
