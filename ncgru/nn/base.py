@@ -260,7 +260,8 @@ class Recurrent(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to shadow the assembled matrices: what was written there would never be used."""
         if name.startswith("weight_hh") and any(name == f"weight_hh{d}" for _, ds in self._layers for d in ds):
-            raise AttributeError(f"{name} is assembled from other parameters and cannot be set; call set_weight_hh")
+            advice = "call set_weight_hh" if hasattr(self, "set_weight_hh") else "set the parameters it is made of"
+            raise AttributeError(f"{name} is assembled from other parameters and cannot be set; {advice}")
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:

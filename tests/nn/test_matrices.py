@@ -106,8 +106,12 @@ def test_assembled_weight_is_read_only() -> None:
     with pytest.raises(AttributeError):
         _ = module.weight_hh_l1
     for value in (torch.zeros(15, 5), nn.Parameter(torch.zeros(15, 5))):
-        with pytest.raises(AttributeError, match="weight_hh_l0 is assembled from other parameters"):
+        with pytest.raises(
+            AttributeError, match=r"weight_hh_l0 is assembled from other parameters.*call set_weight_hh"
+        ):
             module.weight_hh_l0 = value
+        with pytest.raises(AttributeError, match="cannot be set; set the parameters it is made of"):
+            GORU(3, 5).weight_hh_l0 = value
     assert bool((module.weight_hh_l0 != 0).any())
 
 
