@@ -14,6 +14,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from ncgru import _checks
 from ncgru.nn.base import long_dtype
+from ncgru.nn.goru import GORU, GORUCell
 from ncgru.nn.ncgru import NCGRU
 from ncgru.nn.orthogonal import OrthogonalRecurrent
 from ncgru.orthogonal import ScaledCayley, unpack
@@ -42,19 +43,12 @@ def orthogonality_error(module: nn.Module, norm: str = "spectral") -> dict[str, 
     """‖UᵀU - I‖ of every orthogonal matrix in `module`, as the next forward would use it.
 
     Args:
-        module: any module with `NCGRU`, `ScoRNN`, `orthogonal(...)` weights or `ScaledCayley` inside.
+        module: any module with `NCGRU`, `ScoRNN`, `GORU`, `orthogonal(...)` weights or `ScaledCayley` inside.
         norm: "spectral" or "frobenius".
     """
     _checks.one_of("norm", norm, NORMS)
-    errors: dict[str, Tensor] = {}
-    for names, cayley, packed in _sources(module):
-        with torch.no_grad():
-            matrices = (cayley.matrix if packed is None else cayley(packed)).reshape(-1, cayley.size, cayley.size)
-        for name, matrix in zip(names, matrices, strict=True):
-            matrix = matrix.to(cayley.inverse.dtype)
-            defect = matrix.mT @ matrix - torch.eye(cayley.size, dtype=matrix.dtype, device=matrix.device)
-            errors[name] = torch.linalg.matrix_norm(defect, NORMS[norm])
-    return errors
+    with torch.no_grad():
+        return {name: torch.linalg.matrix_norm(_defect(matrix), NORMS[norm]) for name, matrix in _matrices(module)}
 
 
 def series_norm(module: nn.Module) -> dict[str, Tensor]:
@@ -193,6 +187,24 @@ class _Steps(NamedTuple):
             candidate = (u * self.slope[t]).unsqueeze(-1) * (u_c @ inner)
             gate = ((c - h) * u * (1 - u)).unsqueeze(-1) * u_u
             yield torch.diag_embed(1 - u) + gate + candidate
+
+
+def _matrices(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every orthogonal matrix in `module`, by name."""
+    for names, cayley, packed in _sources(module):
+        matrices = cayley.matrix if packed is None else cayley(packed)
+        yield from zip(names, matrices.reshape(-1, cayley.size, cayley.size), strict=True)
+    for path, part in module.named_modules():
+        if isinstance(part, (GORU, GORUCell)):
+            prefix = f"{path}." if path else ""
+            for direction in (direction for _, directions in part._layers for direction in directions):
+                yield f"{prefix}weight_hh{direction}.c", getattr(part, f"weight_hh{direction}")[-part.hidden_size :]
+
+
+def _defect(matrix: Tensor) -> Tensor:
+    """UᵀU - I."""
+    matrix = _long(matrix)
+    return matrix.mT @ matrix - torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
 
 
 def _long(value: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import ncgru
-from ncgru import NCGRU, ScaledCayley, ScoRNN, diagnostics
+from ncgru import GORU, NCGRU, GORUCell, ScaledCayley, ScoRNN, diagnostics
 
 
 def test_names_tell_the_matrices_apart() -> None:
@@ -13,13 +13,15 @@ def test_names_tell_the_matrices_apart() -> None:
         {
             "rnn": NCGRU(3, 4, 2, orthogonal="rc", bidirectional=True),
             "sco": ScoRNN(3, 4),
+            "goru": GORU(3, 4, 2, bidirectional=True),
             "head": ncgru.orthogonal(nn.Linear(4, 4)),
             "loose": ScaledCayley(4),
         }
     )
     names = set(diagnostics.orthogonality_error(model))
-    assert {"rnn.weight_hh_l1_reverse.r", "sco.weight_hh_l0.c", "head.weight", "loose"} < names
-    assert len(names) == 8 + 3
+    assert {"rnn.weight_hh_l1_reverse.r", "sco.weight_hh_l0.c", "goru.weight_hh_l1.c", "head.weight", "loose"} < names
+    assert len(names) == 8 + 1 + 4 + 2
+    assert len(diagnostics.refreshes(model)) == 8 + 3, "GORU's matrix has no inverse to follow"
     assert all(float(error) < 1e-6 for error in diagnostics.orthogonality_error(model, "frobenius").values())
     assert diagnostics.orthogonality_error(nn.Linear(2, 2)) == {}
 
@@ -31,6 +33,15 @@ def test_a_plain_matrix_shows_its_error() -> None:
     assert float(diagnostics.orthogonality_error(cayley, "frobenius")["matrix"]) == pytest.approx(27**0.5)
     cayley.inverse.mul_(0.5)
     assert float(diagnostics.inverse_residual(cayley)["matrix"]) == pytest.approx(0.5)
+
+
+def test_the_rotations_of_goru_are_measured() -> None:
+    cell = GORUCell(3, 4, dtype=torch.float64)
+    cell.sign[0, 0] *= 2  # no rotation any more
+    matrix = cell.weight_hh[8:].detach()
+    expected = torch.linalg.matrix_norm(matrix.mT @ matrix - torch.eye(4, dtype=torch.float64), 2)
+    assert float(expected) > 0.01
+    torch.testing.assert_close(diagnostics.orthogonality_error(cell), {"weight_hh.c": expected})
 
 
 def test_series_norm_is_that_of_the_pending_step() -> None:
