@@ -143,6 +143,7 @@ class NCGRU(SequenceModule, _NCGRUParameters):
             for layer in range(gru.num_layers)
             for reverse in ([False, True] if gru.bidirectional else [False])
         ]
+        module.train(gru.training)
         far = max((distance for found in distances for distance in found.values()), default=0.0)
         warnings.warn(
             "NCGRU resets before the recurrent product and nn.GRU after it, so outputs differ from the nn.GRU's; "

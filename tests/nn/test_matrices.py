@@ -173,6 +173,14 @@ def test_from_gru_carries_what_can_be_carried() -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+def test_from_gru_stays_in_evaluation() -> None:
+    with pytest.warns(UserWarning, match="nn.GRU"):
+        module = NCGRU.from_gru(nn.GRU(3, 5, num_layers=2, dropout=0.5, bias=False).eval())
+    assert not any(part.training for part in module.modules())
+    assert module.dropout == 0.5
+    assert not module.bias
+
+
 def test_from_gru_makes_chosen_matrices_orthogonal() -> None:
     with pytest.warns(UserWarning, match=r"up to 1\.\d+ \(Frobenius\) from the given ones"):
         module = NCGRU.from_gru(nn.GRU(3, 5))
