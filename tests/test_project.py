@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import importlib
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import ncgru
 
@@ -168,6 +170,16 @@ def test_readme_example_is_short_and_learns() -> None:
     assert losses[-1] < 0.1 * losses[0]
     for other in others:
         run_python("-c", f"import torch, ncgru\n{other}")
+
+
+def test_examples_of_docstrings_run() -> None:
+    finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
+    names = vars(ncgru) | {"torch": torch}
+    for found in documented_objects():
+        for example in finder.find(found, getattr(found, "__name__", ""), extraglobs=names):
+            runner.run(example)
+    assert runner.failures == 0
+    assert runner.tries >= 8
 
 
 @pytest.mark.parametrize("page", ["getting-started.md"])

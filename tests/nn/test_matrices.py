@@ -54,6 +54,22 @@ def test_no_optimiser_touches_what_is_not_trained() -> None:
     assert [param for param in NCGRU(3, 5, orthogonal="").skew_parameters()] == []
 
 
+def test_keys_of_a_saved_state_stay_as_they_are() -> None:
+    """Files that people have saved have these."""
+    cayley = ("anchor", "inverse", "matrix", "signs", "updates", "refreshes", "seal")
+    both = ("l0", "l0_reverse")
+    assert set(NCGRU(3, 4, orthogonal="rc", bidirectional=True).state_dict()) == {
+        *(f"{name}_{end}" for name in ("weight_ih", "bias", "weight_hh_free") for end in both),
+        "skew_l0",
+        *(f"cayley_l0.{name}" for name in cayley),
+    }
+    assert set(ScoRNN(3, 4, bias=False).state_dict()) == {
+        "weight_ih_l0", "skew_l0", *(f"cayley_l0.{name}" for name in cayley)
+    }  # fmt: skip
+    assert set(NCGRUCell(3, 4, orthogonal="").state_dict()) == {"weight_ih", "bias", "weight_hh_free"}
+    assert set(GORU(3, 4).state_dict()) == {"weight_ih_l0", "bias_l0", "weight_hh_free_l0", "angles_l0"}
+
+
 def test_letters_keep_their_places_whatever_order_they_are_given_in() -> None:
     assert NCGRU(3, 5, orthogonal="cr").orthogonal == "rc"
 
