@@ -1,11 +1,13 @@
 """Diagnostics against direct computation, and Theorem 1 against measured Jacobians."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import ncgru
 from ncgru import GORU, NCGRU, GORUCell, ScaledCayley, ScoRNN, diagnostics
+from tests.nn.numpy_truth import activate, sigmoid
 
 
 def test_names_tell_the_matrices_apart() -> None:
@@ -96,6 +98,29 @@ def test_jacobians_stay_below_the_theorems_bound(nonlinearity: str, orthogonal: 
         assert bool((found.norm > 0).all())
         u_c = torch.linalg.matrix_norm(module.weight_hh_l0[12:], 2)
         torch.testing.assert_close(found.bound, found.alpha + found.beta * u_c)
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize(("nonlinearity", "orthogonal"), SETTINGS)
+def test_alpha_and_beta_are_the_theorems(nonlinearity: str, orthogonal: str, absolute: bool) -> None:
+    """One sequence step by step in NumPy: a bound that is merely large enough would hold, and say little."""
+    torch.manual_seed(2)
+    module = random_module(nonlinearity, orthogonal, 1.0)
+    x, h0 = torch.randn(8, 1, 3, dtype=torch.float64), torch.randn(1, 1, 6, dtype=torch.float64)
+    found = diagnostics.gradient_bound(module, x, h0, absolute=absolute)
+    states = torch.cat([h0, module(x, h0)[0].detach()])[:, 0].numpy()
+    w, u, bias = (getattr(module, f"{name}_l0").detach().numpy() for name in ("weight_ih", "weight_hh", "bias"))
+    norm_r, norm_u = (np.linalg.norm(block, 2) for block in (u[:6], u[6:12]))
+    size = np.abs if absolute else np.array
+    for t, h in enumerate(states[:-1]):
+        p = w @ x[t, 0].numpy()
+        r, update = sigmoid(p[:6] + u[:6] @ h + bias[:6]), sigmoid(p[6:12] + u[6:12] @ h + bias[6:12])
+        c = activate(nonlinearity, p[12:] + u[12:] @ (r * h), bias[12:])
+        slope_r, slope_u = (r * (1 - r)).max(), (update * (1 - update)).max()
+        alpha = slope_u * (size(h).max() + size(c).max()) * norm_u + (1 - update).max()
+        beta = update.max() * (slope_r * norm_r * size(h).max() + r.max())
+        assert float(found.alpha[t, 0]) == pytest.approx(alpha, rel=1e-12)
+        assert float(found.beta[t, 0]) == pytest.approx(beta, rel=1e-12)
 
 
 @pytest.mark.parametrize(("nonlinearity", "orthogonal"), SETTINGS)
