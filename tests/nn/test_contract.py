@@ -113,7 +113,9 @@ def test_dropout_acts_between_layers_in_training_only(name: str) -> None:
             if key.startswith("weight_ih"):
                 param.normal_()
     assert not torch.equal(apply(module, x)[0], apply(module, x)[0])
-    assert torch.equal(apply(module, x)[1][0], apply(module, x)[1][0]), "the first layer sees no dropout"
+    output, h_n = apply(module, x)
+    assert torch.equal(h_n[0], apply(module, x)[1][0]), "the first layer sees no dropout"
+    assert torch.equal(h_n[1], output[-1]), "nothing is dropped after the last layer"
     module.eval()
     assert torch.equal(apply(module, x)[0], apply(module, x)[0])
 
