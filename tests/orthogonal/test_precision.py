@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ncgru.orthogonal import ScaledCayley
-from tests.orthogonal.measure import spectral_defect, start
+from tests.orthogonal.measure import moved, spectral_defect, start
 
 
 @dataclass
@@ -100,6 +100,16 @@ def test_large_entries_of_the_skew_matrix_cost_no_digits(size: float) -> None:
     module = ScaledCayley(118)
     packed = size * torch.randn(module.anchor.shape, generator=torch.Generator().manual_seed(0))
     assert spectral_defect(module(packed)) < 3e-7
+
+
+@pytest.mark.parametrize("n", [*range(1, 11), 33, 64, 257])
+@pytest.mark.parametrize("method", ["exact", "hyperpower"])
+def test_float64_follows_to_twelve_digits(method: str, n: int) -> None:
+    module = ScaledCayley(n, inverse=method, dtype=torch.float64)
+    packed = start(module)
+    for step in range(4):
+        packed = moved(packed, 1e-5, seed=step)
+        assert spectral_defect(module(packed)) <= 1e-12
 
 
 @pytest.mark.parametrize("method", ["exact", "neumann", "hyperpower"])
