@@ -166,9 +166,9 @@ class Recurrent(nn.Module):
         return output, final_states(output, len(directions))
 
     def _projected_dtype(self, input: Tensor, dtype: torch.dtype) -> torch.dtype:
-        kind = input.device.type
-        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        return torch.get_autocast_dtype(kind) if autocast and dtype != torch.float64 else dtype
+        """The dtype of W x. Autocast is asked about on GPUs alone: only their kernels depend on it."""
+        autocast = input.is_cuda and torch.is_autocast_enabled("cuda")
+        return torch.get_autocast_dtype("cuda") if autocast and dtype != torch.float64 else dtype
 
     def _run_by_operators(
         self,
