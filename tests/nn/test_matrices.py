@@ -104,6 +104,23 @@ def test_initial_values() -> None:
     assert float(NCGRU(inputs, n, orthogonal="ruc").weight_ih_l0[:n].detach().abs().max()) > gate
 
 
+def test_initial_values_of_scornn_and_goru() -> None:
+    torch.manual_seed(0)
+    n = 200
+    for module in (ScoRNN(40, n), GORU(40, n)):
+        for key, param in module.named_parameters():
+            if key.startswith("weight"):
+                assert 0.0099 < float(param.detach().abs().max()) <= 0.01, key
+    assert bool((ScoRNN(40, n).bias_l0 == 0).all())
+    reset, update, candidate = GORU(40, n).bias_l0.detach().split(n)
+    assert bool((reset == 2).all())
+    assert bool((candidate == 0.01).all())
+    assert 0.95 * math.sqrt(3 / n) < float(update.abs().max()) <= math.sqrt(3 / n)
+    angles = GORU(40, n).angles_l0.detach()
+    assert -math.pi <= float(angles.min()) < -3 < 3 < float(angles.max()) <= math.pi
+    assert bool((GORU(3, 5, nonlinearity="tanh").bias_l0[10:] == 0).all())
+
+
 def test_reset_recurrent_draws_other_matrices_and_says_which_exist() -> None:
     module = NCGRU(3, 8, orthogonal="rc")
     for init in ("henaff", "haar", "cayley"):
