@@ -18,7 +18,7 @@ from ncgru.lab.errors import LabError
 from ncgru.lab.journal import Listener, Result
 from ncgru.lab.progress import Several
 from ncgru.lab.recipes.recipe import Recipe
-from ncgru.lab.rundir import run_path, run_status
+from ncgru.lab.rundir import check_run, run_path, run_status
 from ncgru.lab.stopping import StopFlag, stop_on_signals
 from ncgru.lab.trainer import train
 
@@ -91,6 +91,12 @@ def _refuse_begun(jobs: Sequence[Job]) -> None:
         raise LabError(f"runs have begun in {', '.join(begun)}; resume them, or choose another folder")
 
 
+def _refuse_others(jobs: Sequence[Job], allow_other_recipe: bool) -> None:
+    """Raise if one of the directories holds another recipe: before hours go into the runs ahead of it."""
+    for job in jobs:
+        check_run(job.path, job.recipe, job.seed, allow_other_recipe=allow_other_recipe)
+
+
 def _run_in_a_row(
     jobs: Sequence[Job],
     device: str,
@@ -101,6 +107,7 @@ def _run_in_a_row(
 ) -> list[Result]:
     results: list[Result] = []
     with process_group(device) as ranks, stop_on_signals(stop):
+        ranks.lead(lambda: _refuse_others(jobs, allow_other_recipe))
         for job in jobs:
             # Ranks may be told at different moments, but have to leave out the same runs.
             if ranks.any(bool(stop)):
@@ -123,6 +130,7 @@ def _run_on_ray(
     address: str | None,
     recorder: Callable[[], Listener] | None,
 ) -> list[Result]:
+    _refuse_others(jobs, allow_other_recipe)
     ray = _import_ray()
     if address is not None:
         _check_reachable(address)

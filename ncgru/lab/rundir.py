@@ -27,7 +27,16 @@ from ncgru.lab.jsontext import dumps, plain
 from ncgru.lab.lock import Lock, is_held
 from ncgru.lab.log import Log, read_log
 
-__all__ = ["RunDirectory", "SavedRecipe", "differences", "read_log", "read_recipe", "run_path", "run_status"]
+__all__ = [
+    "RunDirectory",
+    "SavedRecipe",
+    "check_run",
+    "differences",
+    "read_log",
+    "read_recipe",
+    "run_path",
+    "run_status",
+]
 
 FORMAT = 1
 _ADDED = ("format", "seed")
@@ -89,8 +98,7 @@ class RunDirectory:
             LabError: if `path` is a file, cannot be written to, or holds something else.
         """
         path = Path(path)
-        fields = plain(recipe.to_dict(), "recipe")
-        wanted = SavedRecipe({key: value for key, value in fields.items() if key not in _ADDED}, seed)
+        wanted = _saved(recipe, seed)
         try:
             _check_place(path)
             path.mkdir(parents=True, exist_ok=True)
@@ -177,6 +185,19 @@ class RunDirectory:
         self.close()
 
 
+def check_run(path: Path | str, recipe: Recipe, seed: int, *, allow_other_recipe: bool = False) -> None:
+    """Raise what `RunDirectory.open` would say of the place and of the recipe there, and touch nothing.
+
+    So the last of many runs can be refused before the first one has been trained.
+    """
+    path = Path(path)
+    try:
+        _check_place(path)
+    except OSError as error:
+        raise storage_error(f"read the run directory {path}", error) from error
+    _is_settled(path, _saved(recipe, seed), allow_other_recipe)
+
+
 def run_status(path: Path | str) -> str:
     """How the run in a directory stands: as `RunDirectory.status`, or "running" while some process works there."""
     path = Path(path)
@@ -227,19 +248,31 @@ def _check_place(path: Path) -> None:
         raise LabError(f"{path} is a file, but a run needs a directory; choose another one")
 
 
+def _saved(recipe: Recipe, seed: int) -> SavedRecipe:
+    """What is to stand in recipe.json."""
+    fields = plain(recipe.to_dict(), "recipe")
+    return SavedRecipe({key: value for key, value in fields.items() if key not in _ADDED}, seed)
+
+
+def _is_settled(path: Path, wanted: SavedRecipe, allow_other: bool) -> bool:
+    """Whether the recipe is written down already; raise if another one is that may not be replaced."""
+    if not (path / "recipe.json").exists():
+        return False
+    there = read_recipe(path)
+    found = [
+        difference
+        for difference in differences(there._asdict(), wanted._asdict())
+        if difference[0].removeprefix("recipe.").split(".")[0] not in _IRRELEVANT
+    ]
+    if found and (not allow_other or there.seed != wanted.seed):
+        raise OtherRecipeError(_other_recipe(path, found, there.seed != wanted.seed))
+    return not found
+
+
 def _settle_recipe(path: Path, wanted: SavedRecipe, allow_other: bool) -> None:
     """Write the recipe down, or compare it with the one that is there."""
-    if (path / "recipe.json").exists():
-        there = read_recipe(path)
-        found = [
-            difference
-            for difference in differences(there._asdict(), wanted._asdict())
-            if difference[0].removeprefix("recipe.").split(".")[0] not in _IRRELEVANT
-        ]
-        if not found:
-            return
-        if not allow_other or there.seed != wanted.seed:
-            raise OtherRecipeError(_other_recipe(path, found, there.seed != wanted.seed))
+    if _is_settled(path, wanted, allow_other):
+        return
     document = {"format": FORMAT, "seed": wanted.seed, **wanted.recipe}
     try:
         replace_file(path / "recipe.json", (dumps(document) + "\n").encode())

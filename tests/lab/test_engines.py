@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from ncgru.lab.engines import run_many
-from ncgru.lab.errors import LabError
+from ncgru.lab.errors import LabError, OtherRecipeError
 from ncgru.lab.rundir import read_log, run_path, run_status
 from ncgru.lab.trainer import Trainer, train
 from tests.lab.small_runs import StopAfter, small_recipe, timeless_log
@@ -80,6 +80,17 @@ def test_begun_runs_are_refused_together_before_anything_runs(tmp_path: Path) ->
     with pytest.raises(LabError, match="seed-1; resume them"):
         run_many([small_recipe()], (0, 1), root=tmp_path, resume=False)
     assert run_status(run_path(tmp_path, "small/nc-gru-c", 0)) == "new"
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_another_recipe_is_refused_before_anything_runs(engine: str, tmp_path: Path) -> None:
+    run_many([small_recipe()], (1,), root=tmp_path)
+    with pytest.raises(OtherRecipeError, match=r"seed-1 holds a run of another recipe:\n  clip: None there, 1.0 asked"):
+        run_many([small_recipe(clip=1.0)], (0, 1), root=tmp_path, engine=engine)
+    assert run_status(run_path(tmp_path, "small/nc-gru-c", 0)) == "new"
+    longer = small_recipe(steps=30)
+    results = run_many([longer], (0, 1), root=tmp_path, allow_other_recipe=True)
+    assert [result.step for result in results] == [30, 30]
 
 
 def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from ncgru.lab.checkpoint import save
 from ncgru.lab.errors import CheckpointError, LabError, OtherRecipeError, RunInUseError
-from ncgru.lab.rundir import RunDirectory, differences, read_log, read_recipe, run_path, run_status
+from ncgru.lab.rundir import RunDirectory, check_run, differences, read_log, read_recipe, run_path, run_status
 from tests.lab.toy_run import ToyRecipe
 
 X = {"x": torch.ones(1)}
@@ -166,6 +166,20 @@ def test_other_recipe_is_refused_with_the_fields_that_differ(tmp_path: Path) -> 
         assert found.step == 4
     assert read_recipe(tmp_path / "run").recipe == other.to_dict()
     RunDirectory.open(tmp_path / "run", other, seed=3).close()
+
+
+def test_a_run_can_be_checked_without_a_touch(tmp_path: Path) -> None:
+    check_run(tmp_path / "new", ToyRecipe(), 3)
+    assert not (tmp_path / "new").exists()
+    start(tmp_path / "run")
+    before = contents(tmp_path)
+    check_run(tmp_path / "run", ToyRecipe(), 3)
+    with pytest.raises(OtherRecipeError, match="steps: 1000000 there, 5 asked for"):
+        check_run(tmp_path / "run", ToyRecipe(steps=5), 3)
+    check_run(tmp_path / "run", ToyRecipe(steps=5), 3, allow_other_recipe=True)
+    with pytest.raises(LabError, match="is not empty and not a run directory"):
+        check_run(tmp_path, ToyRecipe(), 3)
+    assert contents(tmp_path) == before
 
 
 def test_other_seed_is_refused_whatever_is_allowed(tmp_path: Path) -> None:
