@@ -95,10 +95,17 @@ Out = Annotated[Path, typer.Option("--out", "-o", help="Where run directories ar
 Engine = Annotated[str, typer.Option(help="local: one run after the other; ray: spread over a Ray cluster.")]
 RayAddress = Annotated[str | None, typer.Option(help="Ray: address of a running cluster; else one is started here.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of a run; more than 1 pays for large models only.")]
+OtherRecipe = Annotated[
+    bool, typer.Option("--other-recipe", help="Go on with these settings though the run began with others.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-@app.command("list", epilog=_examples("ncgru list", "ncgru list adding-200", "ncgru list '*/nc-gru-*' --json"))
+@app.command(
+    "list",
+    short_help="Show the recipes.",
+    epilog=_examples("ncgru list", "ncgru list adding-200", "ncgru list '*/nc-gru-*' --json"),
+)
 def list_recipes(
     pattern: Annotated[
         str | None, typer.Argument(help="A task, or a shell pattern.", autocompletion=_complete_task)
@@ -122,12 +129,13 @@ def list_recipes(
 
 
 @app.command(
+    short_help="Train a recipe, or go on with it.",
     epilog=_examples(
         "ncgru train adding-200/nc-gru-c",
         "ncgru train parenthesis-100/gru --set hidden_size=64 --seeds 8",
         "ncgru train text-char/nc-gru-c --set text=my.txt",
         "torchrun --nproc-per-node 2 -m ncgru.lab train ptb-char/lstm",
-    )
+    ),
 )
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe; see `ncgru list`.", autocompletion=_complete_recipe)],
@@ -140,26 +148,30 @@ def train(
     engine: Engine = "local",
     ray_address: RayAddress = None,
     threads: Threads = 1,
-    other_recipe: Annotated[
-        bool, typer.Option("--other-recipe", help="Go on with these settings though the run began with others.")
-    ] = False,
+    other_recipe: OtherRecipe = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe, or go on with it: the same command resumes where the last one stopped."""
-    from ncgru.lab import recipes
+    from ncgru.lab import recipes, screen
 
     chosen = recipes.get(recipe)
     chosen = (chosen.quick() if quick else chosen).with_settings(_pairs(settings))
     how = {"engine": engine, "device": device, "address": ray_address, "allow_other_recipe": other_recipe}
-    results = _run([chosen], _seeds(seeds, seed), out, threads, quiet=as_json, **how)
-    _finish(results, out, as_json)
+    wanted = _seeds(seeds, seed) or chosen.seeds
+    results = _run([chosen], wanted, out, threads, quiet=as_json, **how)
+    if as_json:
+        _print_json(results, out)
+    elif _leads():
+        screen.console().print(screen.result_table(results))
+    _finish(results, len(wanted), f"look at it with: ncgru report {out}", quiet=as_json)
 
 
 @app.command(
+    short_help="Train several models on one task, and report.",
     epilog=_examples(
         "ncgru compare parenthesis-100 --models nc-gru-c,gru,lstm --quick",
         "ncgru compare adding-200 --models nc-gru-c,gru --seeds 4",
-    )
+    ),
 )
 def compare(
     task: Annotated[str, typer.Argument(help="A task, such as parenthesis-100.", autocompletion=_complete_task)],
@@ -173,10 +185,11 @@ def compare(
     engine: Engine = "local",
     ray_address: RayAddress = None,
     threads: Threads = 1,
+    other_recipe: OtherRecipe = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train several models on one task, and write a report that compares them."""
-    from ncgru.lab import recipes, screen
-    from ncgru.lab.report import comparison_table, load_runs, write_report
+    from ncgru.lab import recipes
     from ncgru.lab.rundir import run_path
 
     names = [f"{task}/{model.strip()}" for model in models.split(",") if model.strip()]
@@ -184,17 +197,22 @@ def compare(
         raise ValueError("models must name at least one model, got none; pass for example --models nc-gru-c,gru")
     chosen = [recipes.get(name) for name in names]
     chosen = [(r.quick() if quick else r).with_settings(_pairs(settings)) for r in chosen]
+    how = {"engine": engine, "device": device, "address": ray_address, "allow_other_recipe": other_recipe}
     wanted = _seeds(seeds, seed)
-    results = _run(chosen, wanted, out, threads, engine=engine, device=device, address=ray_address)
+    results = _run(chosen, wanted, out, threads, quiet=as_json, **how)
+    if as_json:
+        _print_json(results, out)
     paths = [run_path(out, r.name, k) for r in chosen for k in (wanted or r.seeds)]
-    runs = load_runs(*(path for path in paths if path.exists()))
-    screen.console().print(comparison_table(runs))
-    files = write_report([path for path in paths if path.exists()], out / "report")
-    typer.echo(f"report: {files.page.resolve()}")
-    _finish(results, out, as_json=False, table=False)
+    begun = [path for path in paths if (path / "log.jsonl").exists()]
+    if begun and _leads():
+        _compared(begun, out / "report", quiet=as_json)
+    _finish(results, len(paths), quiet=as_json)
 
 
-@app.command(epilog=_examples("ncgru report runs/", "ncgru report runs/adding-200 results/ --out adding-report"))
+@app.command(
+    short_help="Write tables, plots and figures of runs.",
+    epilog=_examples("ncgru report runs/", "ncgru report runs/adding-200 results/ --out adding-report"),
+)
 def report(
     paths: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, or result files (JSON lines).")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the report goes.")] = Path("report"),
@@ -216,7 +234,9 @@ def report(
     typer.echo(f"report: {files.page.resolve()}")
 
 
-@app.command(epilog=_examples("ncgru doctor", "ncgru doctor --json"))
+@app.command(
+    short_help="Show what this machine can run, and why.", epilog=_examples("ncgru doctor", "ncgru doctor --json")
+)
 def doctor(as_json: AsJson = False) -> None:
     """Show what this machine can run: which backend and why, packages, data."""
     from ncgru.lab import screen
@@ -251,37 +271,45 @@ def _run(
         return run_many(chosen, seeds, root=out, listener=shown, recorder=recorder, **how)
 
 
-def _finish(results: Sequence[Result], out: Path, as_json: bool, table: bool = True) -> None:
-    """Print how the runs ended, and leave with the exit code that says it."""
-    if os.environ.get("RANK", "0") == "0":  # under torchrun one process speaks for all
-        if as_json:
-            _print_json(results, out)
-        elif table:
-            _print_table(results, out)
-    statuses = {result.status for result in results}
-    if "stopped" in statuses:
-        raise typer.Exit(INTERRUPTED)
-    if "failed" in statuses:
-        raise typer.Exit(FAILED)
+def _leads() -> bool:
+    """Whether this process speaks: under torchrun one does for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _compared(paths: Sequence[Path], out: Path, quiet: bool) -> None:
+    """Write the report of these runs, show its tables unless told not to, and say where it lies."""
+    from ncgru.lab import screen
+    from ncgru.lab.report import comparison_table, load_runs, write_report
+
+    if not quiet:
+        screen.console().print(comparison_table(load_runs(*paths)))
+    files = write_report(paths, out)
+    typer.echo(f"report: {files.page.resolve()}", err=quiet)
 
 
 def _print_json(results: Sequence[Result], out: Path) -> None:
     from ncgru.lab.rundir import run_path
 
-    for result in results:
+    for result in results if _leads() else ():
         place = run_path(out, result.name, result.seed)
         typer.echo(json.dumps({**result._asdict(), "directory": str(place)}))
 
 
-def _print_table(results: Sequence[Result], out: Path) -> None:
-    from ncgru.lab import screen
-
-    screen.console().print(screen.result_table(results))
-    for result in results:
-        if result.reason:
-            typer.echo(f"{result.name} seed {result.seed} {result.status}: {result.reason}")
-    if all(result.status == "finished" for result in results):
-        typer.echo(f"look at it with: ncgru report {out}")
+def _finish(results: Sequence[Result], wanted: int, advice: str = "", *, quiet: bool = False) -> None:
+    """Say why runs ended early, or what to do next, and leave with the exit code that tells how it went."""
+    lines = [f"{r.name} seed {r.seed} {r.status}: {r.reason}" for r in results if r.reason]
+    if len(results) < wanted:
+        lines.append(f"{wanted - len(results)} of {wanted} runs have not begun; the same command makes them too")
+    if advice and not lines and not quiet:
+        lines.append(advice)
+    for line in lines if _leads() else ():
+        typer.echo(line, err=quiet)
+    statuses = {result.status for result in results}
+    # A stop during the last step of a run lets that run finish, and those behind it wait.
+    if "stopped" in statuses or len(results) < wanted:
+        raise typer.Exit(INTERRUPTED)
+    if "failed" in statuses:
+        raise typer.Exit(FAILED)
 
 
 def _pairs(settings: list[str] | None) -> dict[str, str]:

@@ -9,6 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
+
+from ncgru.lab import cli
+from ncgru.lab.journal import Result
 
 SETTINGS = ["steps=6", "length=8", "hidden_size=5", "log_every=2", "eval_every=3", "test_size=8", "eval_batch_size=4"]
 TINY = [part for setting in SETTINGS for part in ("--set", setting)]
@@ -88,15 +92,30 @@ def test_compare_writes_a_report(tmp_path: Path) -> None:
     page = next(line for line in out.splitlines() if line.startswith("report: ")).removeprefix("report: ")
     assert Path(page).is_file()
     assert "cho-gru" in Path(page).read_text()
+    longer = ["--models", "cho-gru,gru,lstm", *[x.replace("steps=6", "steps=8") for x in TINY]]
+    refusal = ncgru("compare", "parenthesis-100", *longer, cwd=tmp_path, code=2)
+    assert "steps: 6 there, 8 asked for" in refusal
+    assert not (tmp_path / "runs/parenthesis-100/lstm").exists()
+    with start("compare", "parenthesis-100", *longer, "--other-recipe", "--json", cwd=tmp_path) as process:
+        told, aside = process.communicate(timeout=120)
+    assert [json.loads(line)["step"] for line in told.splitlines()] == [8, 8, 8], aside
+    assert f"report: {page}" in aside
     again = ncgru("report", "runs", "--no-figures", "--export", "results.jsonl", cwd=tmp_path)
     assert "report: " in again
-    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 3
     assert "report: " in ncgru("report", "results.jsonl", "--out", "other", cwd=tmp_path)
 
 
-def test_sigint_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    command = ["train", "parenthesis-100/gru", "--set", "steps=100000", "--set", "length=8"]
-    with start(*command, cwd=tmp_path) as process:
+LONG = ["--set", "steps=100000", "--set", "length=8", "--seeds", "2"]
+
+
+@pytest.mark.parametrize(
+    ("command", "report"),
+    [(["train", "parenthesis-100/gru"], False), (["compare", "parenthesis-100", "--models", "gru"], True)],
+    ids=["train", "compare"],
+)
+def test_sigint_saves_and_the_same_command_goes_on(command: list[str], report: bool, tmp_path: Path) -> None:
+    with start(*command, *LONG, cwd=tmp_path) as process:
         log = tmp_path / "runs/parenthesis-100/gru/seed-0/log.jsonl"
         deadline = time.monotonic() + 60
         while not (log.exists() and '"train"' in log.read_text()):
@@ -106,8 +125,21 @@ def test_sigint_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
-    assert "the same command goes on" in out
+    assert "gru seed 0 stopped: SIGINT; the same command goes on from step" in out
+    assert "1 of 2 runs have not begun; the same command makes them too" in out
+    assert ("report: " in out) == report
     assert "Traceback" not in err
+
+
+def test_a_stop_that_lets_the_last_step_finish_is_still_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("typer.echo", lambda line, err: told.append(line))
+    done = Result("small/gru", 0, "finished", 24, 0.1, 0.2, None, 1.0)
+    cli._finish([done], 1, "look at it")
+    with pytest.raises(typer.Exit) as ended:
+        cli._finish([done], 3, "look at it")
+    assert ended.value.exit_code == cli.INTERRUPTED
+    assert told == ["look at it", "2 of 3 runs have not begun; the same command makes them too"]
 
 
 WRONG = [
