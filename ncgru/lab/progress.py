@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 LINE_SECONDS = 5.0
 """Plain lines come at most this often."""
 
+WIDE = 100
+"""Columns from which on a terminal gets a bar; in a narrower one the figures and the time left need the room."""
+
 
 class Several(Listener):
     """Hands everything on to several listeners."""
@@ -65,6 +68,11 @@ class Figures(Listener):
         if record.get("split", record["kind"]) == self._headline:
             self.best = record["loss"] if self.best is None else min(self.best, record["loss"])
 
+    def words(self) -> str:
+        """Both; the best says of what it is where it is not of the training loss."""
+        of = "" if self._headline == "train" else f" {self._headline}"
+        return f"loss {_short(self.loss)}  best{of} {_short(self.best)}"
+
 
 class Bar(Figures):
     """A bar for every run, with the last loss, the best, steps a second and the time left."""
@@ -76,8 +84,9 @@ class Bar(Figures):
 
     def on_start(self, recipe: Recipe, seed: int, step: int, total: int, best: float | None) -> None:
         super().on_start(recipe, seed, step, total, best)
+        self.best = best
         self._task = self.progress.add_task(
-            f"{recipe.name} #{seed}", total=total, completed=step, loss="–", best=_short(best), rate="–"
+            recipe.name, total=total, completed=step, seed=f"#{seed}", figures=self.words(), rate="–"
         )
 
     def on_step(self, step: int) -> None:
@@ -91,7 +100,7 @@ class Bar(Figures):
     def on_record(self, record: dict[str, Any]) -> None:
         super().on_record(record)
         if self._task is not None:
-            self.progress.update(self._task, loss=_short(self.loss), best=_short(self.best))
+            self.progress.update(self._task, figures=self.words())
 
     def on_end(self, result: Result) -> None:
         if self._task is None:  # it ran elsewhere, on Ray
@@ -99,7 +108,7 @@ class Bar(Figures):
             return
         self.progress.update(self._task, completed=result.step)
         if result.status != "finished":
-            self.progress.update(self._task, description=f"{result.name} #{result.seed} {result.status}")
+            self.progress.update(self._task, seed=f"#{result.seed} {result.status}")
         self.progress.stop_task(self._task)
         self._task = None
 
@@ -130,8 +139,7 @@ class Lines(Figures):
         first, began = self._began
         rate = (step - first) / (now - began)
         left = timedelta(seconds=round((self._total - step) / rate))
-        figures = f"loss {_short(self.loss)}  best {_short(self.best)}  {_rate(rate)}/s  {left} left"
-        self._print(f"{self._label}: step {step}/{self._total}  {figures}")
+        self._print(f"{self._label}: step {step}/{self._total}  {self.words()}  {_rate(rate)}/s  {left} left")
 
     def on_end(self, result: Result) -> None:
         self._print(_end(result))
@@ -178,17 +186,21 @@ def watching(console: Console) -> Iterator[Listener]:
     if not console.is_terminal:
         yield Lines(console)
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
+    whole = Column(no_wrap=True)
+    bar: list[ProgressColumn] = [BarColumn(20, table_column=whole)] if console.width >= WIDE else []
     columns = [
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
+        TextColumn("{task.description}", table_column=Column(overflow="ellipsis")),  # gives way alone
+        TextColumn("{task.fields[seed]}"),
+        *bar,
         TextColumn("{task.percentage:3.0f}%"),
-        TextColumn("loss {task.fields[loss]} [green]best {task.fields[best]}"),
+        TextColumn("[green]{task.fields[figures]}"),
         TextColumn("[dim]{task.fields[rate]}/s"),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        TimeRemainingColumn(elapsed_when_finished=True, table_column=whole),
     ]
-    with Progress(*columns, console=console, expand=True) as progress:
+    with Progress(*columns, console=console) as progress:
         yield Bar(progress)
 
 

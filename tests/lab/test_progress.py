@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from ncgru.lab import progress
+from ncgru.lab import progress, recipes
 from ncgru.lab.journal import Result
 from ncgru.lab.progress import Lines, TensorBoard, watching
 from ncgru.lab.rundir import run_path
@@ -50,18 +50,39 @@ def test_a_resumed_run_still_shows_the_best_of_its_earlier_sitting(tmp_path: Pat
     assert starts[0] == ("small/nc-gru-c seed 0: goes on from step 9 of 24", first.headline_min)
 
 
-def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def drawn(shown: io.StringIO, count: int) -> list[str]:
+    """The last lines that stand in a terminal, without its codes."""
+    return re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", shown.getvalue()).splitlines()[-count:]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_terminal_gets_a_line_a_run(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ncgru.lab.journal.TELL_SECONDS", 0.0)
     shown = io.StringIO()
-    console = Console(file=shown, force_terminal=True, width=100, color_system=None)
+    console = Console(file=shown, force_terminal=True, width=width, color_system=None)
     with watching(console) as listener:
         result = train(small_recipe(), tmp_path / "run", 0, listener=listener)
         stopped = train(small_recipe(), tmp_path / "other", 1, listener=listener, stop=StopAfter(5))
-    last = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", shown.getvalue()).splitlines()[-2:]
-    assert last[0].startswith("small/nc-gru-c #0 ")
-    assert f"100% loss {result.headline_final:.3g} best {result.headline_min:.3g}" in last[0]
+    first, second = drawn(shown, 2)
+    assert first.startswith("small/nc-gru-c #0 ")
+    assert f"100% loss {result.headline_final:.3g}  best {result.headline_min:.3g}" in first
+    assert ("━" in first) == (width == 100)
     assert stopped.status == "stopped"
-    assert last[1].startswith("small/nc-gru-c #1 stopped ")
+    assert second.startswith("small/nc-gru-c #1 stopped ")
+
+
+@pytest.mark.parametrize("width", [70, 80, 110])
+def test_a_long_name_gives_way_and_no_figure_does(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    recipe = recipes.get("denoise-corrected-200/nc-gru-ruc@quick")
+    with watching(Console(file=shown, force_terminal=True, width=width, color_system=None)) as listener:
+        listener.on_start(recipe, 0, 0, 1500, None)
+        listener.on_record({"kind": "train", "loss": 0.08061})
+        listener.on_record({"kind": "eval", "split": "test", "loss": 0.1234})
+        for step in (500, 1000):
+            listener.on_step(step)
+    (line,) = drawn(shown, 1)
+    assert re.fullmatch(r"denoise-corr\S+… #0 .* 67% loss 0\.0806  best test 0\.123 \d+/s 0:00:\d\d *", line), line
 
 
 @pytest.mark.parametrize("terminal", [True, False])
