@@ -11,7 +11,7 @@ from ncgru.lab.report import Run, load_runs, write_report
 from ncgru.lab.report.values import number, quantile
 from tests.lab.browser import Browser
 from tests.lab.test_report_page import evil_runs
-from tests.lab.written_runs import campaign
+from tests.lab.written_runs import campaign, small, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +103,16 @@ def test_scale_switches_by_mouse_and_by_keyboard(browser: Browser) -> None:
     )
     browser.press(" ")
     assert texts(browser, f"{LOSS} .plot text") == ticks
+
+
+def test_a_logarithmic_axis_within_a_decade_has_ticks_all_along(tmp_path: Path) -> None:
+    recipe = small("parenthesis-100/gru")
+    curve = [{"kind": "train", "step": step, "loss": 0.142 - 3e-5 * step} for step in range(100, 2001, 100)]
+    write_run(tmp_path / "runs", recipe, 0, curve)
+    page = write_report([tmp_path / "runs"], tmp_path / "out", figures=False).page
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(page)
+        assert {"0.08", "0.1", "0.12", "0.14"} <= set(texts(browser, f"{LOSS} .plot text"))
 
 
 def test_seeds_appear(browser: Browser) -> None:

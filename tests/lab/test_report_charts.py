@@ -6,8 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
-from ncgru.lab.report import Curve, Run, load_runs
+from ncgru.lab.report import Curve, Run, figures, load_runs
 from ncgru.lab.report.charts import POINTS, Chart, charts
 from ncgru.lab.report.groups import sections
 from tests.lab.written_runs import end, finished, gradients, records, small, write_run
@@ -103,3 +106,18 @@ def test_gradients_of_the_trained_and_the_untrained_model(tmp_path: Path) -> Non
 def test_run_without_any_value_has_no_chart(tmp_path: Path) -> None:
     write_run(tmp_path, RECIPE, 0, [])
     assert found(load_runs(tmp_path)) == {}
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.082, 0.14), (0.021, 0.099), (0.3, 0.31), (0.004, 0.09), (1e-6, 0.1)])
+def test_every_figure_has_several_numbers_on_its_axis(low: float, high: float) -> None:
+    """Also where a logarithmic axis spans less than a decade."""
+    chart = found([run(0, [high, (low + high) / 2, low])])["loss"]
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    figures._plot(axes, chart, "own")
+    figure.canvas.draw()
+    bottom, top = axes.get_ylim()
+    ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
+    labels = [tick.label1.get_text() for tick in ticks if bottom <= tick.get_loc() <= top]
+    assert len([label for label in labels if label]) >= 3

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SIZE = (5.2, 3.5)
 DPI = 150
+NARROW = 4
+"""A logarithmic axis up to less than so many times its lower end has its ticks where a linear one would."""
 STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.spines.right": False,
@@ -113,14 +115,18 @@ def _plot(axes: Axes, chart: Chart, title: str) -> None:
 
 def _format_ticks(axes: Axes) -> None:
     """Thousands apart, and plain numbers on a logarithmic axis that spans no powers of ten to speak of."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     bottom, top = axes.get_ylim()
-    if axes.get_yscale() == "log" and bottom > 1e-3 and top < 30 * bottom:
+    if axes.get_yscale() == "log" and bottom > 1e-3 and top < 100 * bottom:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        if top < NARROW * bottom:
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+            axes.yaxis.set_minor_locator(NullLocator())
+            return
         few = FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else "")
-        axes.yaxis.set_minor_formatter(few if top > 1.5 * bottom else NullFormatter())
+        axes.yaxis.set_minor_formatter(few)
 
 
 def _plot_series(axes: Axes, series: Series) -> None:

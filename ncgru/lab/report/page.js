@@ -76,7 +76,7 @@
     const some = (factors) => decades.flatMap((e) => factors.map((factor) => factor * 10 ** e))
       .filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
     const coarse = some([1, 2, 5]);
-    return coarse.length > 2 ? coarse : some([1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9]);
+    return coarse.length > 2 ? coarse : linearTicks(10 ** low, 10 ** high, count);
   }
 
   class Chart {
