@@ -176,6 +176,32 @@ def test_bad_input_is_one_screen_exit_code_2_and_nothing_half_written(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("co", ["compare"]),
+        ("train copying-1000/nc", ["copying-1000/nc-gru-c", "copying-1000/nc-gru-rc", "copying-1000/nc-gru-ruc"]),
+        ("compare ptb", ["ptb-char", "ptb-word"]),
+        ("compare adding-200 --models gru,l", ["gru,lstm"]),
+        ("compare nothing --models l", []),
+        ("train adding-200/gru --set le", ["learning_rate=", "length="]),
+        ("train text-char/gru --seeds 2 --set te", ["test=", "text="]),
+        ("train nothing --set st", []),
+        ("train adding-200/gru --engine r", ["ray"]),
+        ("train adding-200/gru --device c", ["cpu", "cuda"]),
+    ],
+)
+def test_the_tab_key_completes(
+    words: str, offered: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_NCGRU_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"ncgru {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    with pytest.raises(SystemExit):
+        cli.app([], prog_name="ncgru")
+    assert capsys.readouterr().out.split() == offered
+
+
 @pytest.mark.parametrize("args", [("--debug", "train", "nothing"), ("train", "nothing", "--debug")])
 def test_debug_shows_the_traceback(args: tuple[str, ...], tmp_path: Path) -> None:
     assert "Traceback" in ncgru(*args, cwd=tmp_path, code=1)

@@ -43,6 +43,14 @@ def fields(recipe: Recipe) -> dict[str, Field]:
     return {field.path: field for field in found}
 
 
+def short_names(recipe: Recipe) -> list[str]:
+    """For each field the shortest name that it can be set by, and the aliases."""
+    known = fields(recipe)
+    leaves = [path.rpartition(".")[2] for path in known]
+    own = [leaf if leaves.count(leaf) == 1 else path for leaf, path in zip(leaves, known, strict=True)]
+    return sorted({*own, *(alias for alias, path in ALIASES.items() if path in known)})
+
+
 def apply(recipe: Recipe, settings: Mapping[str, str]) -> Recipe:
     """See `Recipe.with_settings`."""
     known = fields(recipe)
