@@ -233,3 +233,11 @@ def test_missing_treebank_says_where_it_was_looked_for(tmp_path: Path) -> None:
     assert "ptb.train.txt" in shown
     assert str(tmp_path) in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_treebank_of_another_content_is_refused(tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"ptb.{split}.txt").write_text("not the treebank\n")
+    shown = ncgru("train", "ptb-word/gru", "--quick", cwd=tmp_path, code=2)
+    assert "ptb.train.txt must have SHA-256 fcea919f" in shown
+    assert len(list(tmp_path.iterdir())) == 3
