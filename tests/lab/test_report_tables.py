@@ -260,3 +260,16 @@ def test_terminal_shows_all_numbers_and_no_markup(tmp_path: Path, width: int) ->
     assert max(map(len, text.splitlines())) <= width
     heads = [line for line in text.splitlines() if "median" in line and "best" in line]
     assert [line.count("quartiles") for line in heads] == [1, 2] if width == 80 else [2, 2]
+
+
+def test_a_narrow_terminal_drops_quartiles_before_it_cuts_a_name(tmp_path: Path) -> None:
+    recipe = small("adding-200/nc-gru-c")
+    for seed in (0, 1):
+        write_run(tmp_path, recipe, seed, [*records(recipe, seed, 0.16), end(2000, "stopped")])
+    screen = io.StringIO()
+    Console(file=screen, width=80).print(comparison_table(load_runs(tmp_path)))
+    lines = screen.getvalue().splitlines()
+    (row,) = [line for line in lines if "NC-GRU" in line]
+    assert row.split()[0] == "NC-GRU(U_c)"
+    assert "so far" in row
+    assert not any("quartiles" in line for line in lines if "Solved" in line and "Seeds" in line)

@@ -34,7 +34,7 @@ class Table:
         columns: heads of the columns; the first column names its row.
         rows: texts, one for each column.
         notes: sentences below it.
-        dispensable: numbers of columns that a narrow terminal does not show.
+        dispensable: numbers of the columns that a narrow terminal does not show, the first to go first.
     """
 
     title: str
@@ -60,11 +60,20 @@ class Table:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         from rich.text import Text
 
-        wide = self._rich(())
-        width = console.measure(wide, options=options.update(max_width=1000)).maximum
-        yield wide if width <= options.max_width else self._rich(self.dispensable)
+        for left_out in range(len(self.dispensable) + 1):
+            table = self._rich(self.dispensable[:left_out])
+            width = console.measure(table, options=options.update(max_width=1000)).maximum
+            if width <= options.max_width + (self._slack() if left_out else 0):
+                break
+        yield table
         yield from (Text(note, style="dim") for note in self.notes)
         yield Text()
+
+    def _slack(self) -> int:
+        """By how much names of rows can become narrower that go on in further lines, but are not cut within a word."""
+        names = [row[0] for row in self.rows]
+        words = [word for name in names for word in name.split()]
+        return max(map(len, names), default=0) - max(map(len, words), default=0)
 
     def _rich(self, without: Collection[int]) -> RichTable:
         """The table for a terminal, without some columns."""
@@ -130,7 +139,7 @@ def headline_table(section: Section) -> Table:
         tuple(columns),
         tuple(rows),
         _notes(section, unit, with_solved),
-        dispensable=(6 if with_paper else 5,),
+        dispensable=(6, 3) if with_paper else (5, 2),
     )
 
 
