@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import platform
 import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from ncgru._checks import one_of
 from ncgru.lab.distributed import process_group
 from ncgru.lab.errors import LabError
+from ncgru.lab.following import Follower
 from ncgru.lab.journal import Listener, Result
 from ncgru.lab.progress import Several
 from ncgru.lab.recipes.recipe import Recipe
@@ -26,6 +28,8 @@ ENGINES = ("local", "ray")
 RETRIES = 5
 """How often Ray starts a run again whose worker was lost; it goes on from its last checkpoint."""
 REACH_SECONDS = 10.0
+LOOK_SECONDS = 2.0
+"""Between two looks at the logs of runs on Ray."""
 
 
 class Job(NamedTuple):
@@ -61,7 +65,7 @@ def run_many(
         device: as in `train`; with Ray, every run on "cuda" gets a GPU of its own.
         resume: as in `train`.
         allow_other_recipe: as in `train`.
-        listener: gets all records; with Ray, only how runs end.
+        listener: gets all records; with Ray, from the logs of the runs, and one made by `beside` for each.
         stop: set it to stop from elsewhere; signals do so too. Runs that have not begun are left out then.
         address: of a running Ray cluster; None starts one on this machine.
         recorder: makes another listener for each run, in the process that trains it; Ray must be able to pickle it.
@@ -172,6 +176,11 @@ def _ray_task(
 
 def _collect(ray: Any, pending: dict[Any, Job], listener: Listener | None, stop: StopFlag) -> dict[Path, Result]:
     """Wait for all tasks; after a stop or an error they are cancelled, which lets each save its state."""
+    followers = {
+        job.path: Follower(job.recipe, job.seed, job.path, (listener or Listener()).beside())
+        for job in pending.values()
+    }
+    looked = time.monotonic()
     results: dict[Path, Result] = {}
     problem: LabError | ValueError | None = None
     cancelled = False
@@ -181,6 +190,10 @@ def _collect(ray: Any, pending: dict[Any, Job], listener: Listener | None, stop:
                 ray.cancel(reference)
             cancelled = True
         done, _ = ray.wait(list(pending), timeout=0.5)
+        if time.monotonic() - looked >= LOOK_SECONDS:
+            for job in pending.values():
+                followers[job.path].look()
+            looked = time.monotonic()
         for reference in done:
             job = pending.pop(reference)
             try:
@@ -196,8 +209,8 @@ def _collect(ray: Any, pending: dict[Any, Job], listener: Listener | None, stop:
                 problem = LabError(f"{job.path} was given up, its worker was lost too often; run it again ({error})")
             else:
                 results[job.path] = result
-                if listener is not None:
-                    listener.on_end(result)
+                followers[job.path].look()
+                followers[job.path].listener.on_end(result)
     if problem is not None:
         raise problem
     return results

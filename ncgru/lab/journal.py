@@ -56,6 +56,10 @@ class Listener:
     def on_end(self, result: Result) -> None:
         """The run is over, for now."""
 
+    def beside(self) -> Listener:
+        """A listener for one of several runs that go on at the same time; itself if it keeps nothing of a run."""
+        return self
+
 
 class Journal:
     """Writes to the run directory and tells the listener; on ranks that do not lead it has neither.

@@ -48,6 +48,9 @@ class Several(Listener):
         for listener in self.listeners:
             listener.on_end(result)
 
+    def beside(self) -> Several:
+        return Several([listener.beside() for listener in self.listeners])
+
 
 class Figures(Listener):
     """What there is to show of the run at hand: its last training loss, and the best of its headline's series."""
@@ -89,6 +92,9 @@ class Bar(Figures):
             recipe.name, total=total, completed=step, seed=f"#{seed}", figures=self.words(), rate="–"
         )
 
+    def beside(self) -> Bar:
+        return Bar(self.progress)
+
     def on_step(self, step: int) -> None:
         if self._task is None:
             return
@@ -103,7 +109,7 @@ class Bar(Figures):
             self.progress.update(self._task, figures=self.words())
 
     def on_end(self, result: Result) -> None:
-        if self._task is None:  # it ran elsewhere, on Ray
+        if self._task is None:  # it ran elsewhere, and was over before anyone had looked
             self.progress.console.print(_end(result), markup=False, highlight=False)
             return
         self.progress.update(self._task, completed=result.step)
@@ -133,13 +139,17 @@ class Lines(Figures):
 
     def on_step(self, step: int) -> None:
         now = time.monotonic()
-        if self.loss is None or now - self._shown < LINE_SECONDS:
+        first, began = self._began
+        # A run on Ray that has lost its worker may come back to where it was taken up.
+        if self.loss is None or step <= first or now - self._shown < LINE_SECONDS:
             return
         self._shown = now
-        first, began = self._began
         rate = (step - first) / (now - began)
         left = timedelta(seconds=round((self._total - step) / rate))
         self._print(f"{self._label}: step {step}/{self._total}  {self.words()}  {_rate(rate)}/s  {left} left")
+
+    def beside(self) -> Lines:
+        return Lines(self.console)
 
     def on_end(self, result: Result) -> None:
         self._print(_end(result))

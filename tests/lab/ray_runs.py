@@ -8,10 +8,25 @@ import importlib
 from pathlib import Path
 
 from ncgru.lab.engines import run_many
+from ncgru.lab.journal import Listener
 from ncgru.lab.progress import TensorBoard
+from ncgru.lab.recipes import Recipe
 from tests.lab.small_runs import small_recipe
 
 SEEDS = (0, 1, 2)
+
+
+class Voice(Listener):
+    """Prints how far a run has come."""
+
+    def on_start(self, recipe: Recipe, seed: int, step: int, total: int, best: float | None) -> None:
+        self.seed = seed
+
+    def on_step(self, step: int) -> None:
+        print("at", self.seed, step, flush=True)
+
+    def beside(self) -> Voice:
+        return Voice()
 
 
 def main() -> None:
@@ -25,7 +40,7 @@ def main() -> None:
         importlib.import_module("ray").init(num_cpus=options.workers, log_to_driver=False, include_dashboard=False)
     recipe = small_recipe(steps=options.steps, log_every=50, eval_every=None, measure_every=None, checkpoint_every=50)
     recorder = functools.partial(TensorBoard, options.root)
-    for result in run_many([recipe], SEEDS, root=options.root, engine="ray", recorder=recorder):
+    for result in run_many([recipe], SEEDS, root=options.root, engine="ray", listener=Voice(), recorder=recorder):
         print("result", result.seed, result.status, result.step, flush=True)
 
 

@@ -160,6 +160,8 @@ def test_ray_runs_seeds_side_by_side_and_takes_up_again_what_a_killed_worker_did
         program.wait()
     lines = [line for line in said.splitlines() if line.startswith("result")]
     assert lines == [f"result {seed} finished 3000" for seed in (0, 1, 2)]
+    heard = [[int(line.split()[2]) for line in said.splitlines() if line.startswith(f"at {seed} ")] for seed in (0, 1)]
+    assert all(any(0 < step < 3000 for step in steps) for steps in heard), "nobody was told how far the runs were"
     starts = [[record["step"] for record in read_log(log) if record["kind"] == "start"] for log in logs]
     assert len(starts[0]) == 2
     assert starts[0][1] >= 150

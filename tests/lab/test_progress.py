@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ncgru.lab import progress, recipes
 from ncgru.lab.journal import Result
-from ncgru.lab.progress import Lines, TensorBoard, watching
+from ncgru.lab.progress import Lines, Several, TensorBoard, watching
 from ncgru.lab.rundir import run_path
 from ncgru.lab.trainer import train
 from tests.lab.small_runs import StopAfter, small_recipe, timeless_log
@@ -48,6 +48,33 @@ def test_a_resumed_run_still_shows_the_best_of_its_earlier_sitting(tmp_path: Pat
     starts: list[tuple[str, float | None]] = []
     train(small_recipe(), tmp_path / "run", 0, listener=Start(Console(file=io.StringIO())))
     assert starts[0] == ("small/nc-gru-c seed 0: goes on from step 9 of 24", first.headline_min)
+
+
+def test_lines_bear_a_run_that_falls_back_to_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    shown = io.StringIO()
+    lines = Lines(Console(file=shown)).beside()
+    lines.on_start(small_recipe(), 0, 5, 24, None)
+    lines.on_record({"kind": "train", "step": 8, "loss": 0.5})
+    for step in (8, 5, 9):
+        lines.on_step(step)
+    assert re.findall(r"step (\d+)/24", shown.getvalue()) == ["8", "9"]
+
+
+def test_two_runs_at_once_have_a_bar_each() -> None:
+    shown = io.StringIO()
+    with watching(Console(file=shown, force_terminal=True, width=100, color_system=None)) as listener:
+        both = [Several([listener]).beside() for _ in range(2)]
+        for seed, one in enumerate(both):
+            one.on_start(small_recipe(), seed, 0, 24, None)
+        for seed, one in enumerate(both):
+            one.on_record({"kind": "train", "step": 12, "loss": 0.25 + seed})
+            one.on_step(12)
+    first, second = drawn(shown, 2)
+    assert "small/nc-gru-c #0" in first
+    assert "50% loss 0.25" in first
+    assert "small/nc-gru-c #1" in second
+    assert "50% loss 1.25" in second
 
 
 def drawn(shown: io.StringIO, count: int) -> list[str]:
