@@ -49,16 +49,16 @@ def assert_equal(mine: Any, other: Any, place: str = "state") -> None:
         assert mine == other, place
 
 
-def assert_resumes(recipe: Recipe, folder: Path, stops: list[int]) -> None:
-    straight = train(recipe, folder / "straight", 3)
+def assert_resumes(recipe: Recipe, folder: Path, stops: list[int], device: str = "cpu") -> None:
+    straight = train(recipe, folder / "straight", 3, device=device)
     assert straight.status == "finished"
     done = 0
     for steps in stops:
-        result = train(recipe, folder / "pieces", 3, stop=StopAfter(steps))
+        result = train(recipe, folder / "pieces", 3, device=device, stop=StopAfter(steps))
         done += steps
         assert (result.status, result.step) == ("stopped", done)
     torch.manual_seed(random.randrange(1000))  # nothing may depend on what is outside
-    result = train(recipe, folder / "pieces", 3)
+    result = train(recipe, folder / "pieces", 3, device=device)
     assert result._replace(seconds=0.0) == straight._replace(seconds=0.0)
     assert timeless_log(folder / "pieces") == timeless_log(folder / "straight")
     assert_equal(state(folder / "pieces"), state(folder / "straight"))
