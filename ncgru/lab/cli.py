@@ -306,16 +306,27 @@ def _run(
     from ncgru.lab import screen
     from ncgru.lab.engines import run_many
     from ncgru.lab.progress import TensorBoard, watching
+    from ncgru.lab.stopping import StopFlag
 
     torch.set_num_threads(threads)
+    stop = StopFlag(_acknowledge)
     with watching(screen.console(stderr=quiet)) as shown:
         recorder = functools.partial(TensorBoard, out.absolute())
-        return run_many(chosen, seeds, root=out, listener=shown, recorder=recorder, **how)
+        return run_many(chosen, seeds, root=out, listener=shown, recorder=recorder, stop=stop, **how)
 
 
 def _leads() -> bool:
     """Whether this process speaks: under torchrun one does for all."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def _acknowledge() -> None:
+    """Say that a signal was heard, as a step of a large model takes its time.
+
+    A signal may come while Python's own files are written to, so they are not used.
+    """
+    if _leads():
+        os.write(2, b"\nncgru: stopping after this step; Ctrl-C again stops at once, without saving\n")
 
 
 def _compared(paths: Sequence[Path], out: Path, quiet: bool) -> None:

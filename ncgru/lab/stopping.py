@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 
 class StopFlag:
-    """Whether training shall stop after the step at hand, and why."""
+    """Whether training shall stop after the step at hand, and why.
 
-    def __init__(self) -> None:
+    Args:
+        heard: called once, when the flag is first set; perhaps by a signal's handler, so it may do very little.
+    """
+
+    def __init__(self, heard: Callable[[], None] | None = None) -> None:
         self.reason: str | None = None
+        self._heard = heard
 
     def __bool__(self) -> bool:
         return self.reason is not None
 
     def set(self, reason: str) -> None:
         """Ask for the stop; the first reason counts."""
-        self.reason = self.reason or reason
+        if self.reason is None:
+            self.reason = reason
+            if self._heard is not None:
+                self._heard()
 
 
 @contextmanager

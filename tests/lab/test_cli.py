@@ -128,6 +128,7 @@ def test_sigint_saves_and_the_same_command_goes_on(command: list[str], report: b
     assert "gru seed 0 stopped: SIGINT; the same command goes on from step" in out
     assert "1 of 2 runs have not begun; the same command makes them too" in out
     assert ("report: " in out) == report
+    assert "stopping after this step" in err
     assert "Traceback" not in err
 
 

@@ -108,6 +108,15 @@ def test_the_handlers_are_put_back_and_a_second_interrupt_is_immediate() -> None
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
+def test_a_stop_is_acknowledged_once() -> None:
+    heard = []
+    with stop_on_signals(StopFlag(lambda: heard.append("heard"))) as flag:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        flag.set("enough")
+    assert heard == ["heard"]
+
+
 def test_outside_the_main_thread_signals_are_left_alone() -> None:
     before = signal.getsignal(signal.SIGTERM)
     seen = []
