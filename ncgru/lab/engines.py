@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import platform
 import socket
 import time
@@ -141,7 +142,8 @@ def _run_on_ray(
     gpu = torch.device(device).type == "cuda"
     with ExitStack() as stack:
         if not ray.is_initialized():
-            ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
+            quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+            ray.init(address=address, include_dashboard=None if address else False, **quiet)
             stack.callback(ray.shutdown)
         # After `init`, which takes the signals for itself.
         stack.enter_context(stop_on_signals(stop))
