@@ -221,6 +221,9 @@ def test_units_of_language_tasks() -> None:
     assert perplexity.text(math.log(77.0)) == "77.0"
     assert perplexity.text(1e6) == "failed"
     assert Unit.of([None]) == Unit()
+    assert Unit.of([None], {"kind": "OwnText", "unit": "character"}) == bits
+    assert Unit.of([None], {"kind": "OwnText", "unit": "word"}) == perplexity
+    assert Unit.of([None], {"kind": "Adding", "length": 200}) == Unit()
 
 
 def test_number_of_the_paper_in_another_unit_is_converted() -> None:

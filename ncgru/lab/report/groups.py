@@ -13,6 +13,7 @@ from ncgru.lab import recipes
 from ncgru.lab.recipes.common import MODELS
 from ncgru.lab.report.references import QUICK, flat, setting
 from ncgru.lab.report.run import FAILED, FINISHED, STATUSES, Run
+from ncgru.lab.report.units import Unit
 from ncgru.lab.report.values import quantile
 
 SOLVED_SHARE = 0.1
@@ -141,6 +142,11 @@ class Section:
     def runs(self) -> list[Run]:
         """All runs of the section."""
         return [run for model in self.models for run in model.runs]
+
+    @property
+    def unit(self) -> Unit:
+        """In which its tables speak."""
+        return Unit.of((model.paper for model in self.models), self.runs[0].recipe.get("task"))
 
     def reference(self, read: Callable[[Run], float | None]) -> float | None:
         """A value that all runs of the task share, such as the trivial loss."""

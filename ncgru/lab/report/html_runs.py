@@ -52,7 +52,7 @@ def _value(value: Any) -> str:
 
 def runs_html(section: Section) -> str:
     """Every run of the section in a table."""
-    unit = Unit.of(model.paper for model in section.models)
+    unit = section.unit
     rows = "".join(_run_row(model, run, unit) for model in section.models for run in model.runs)
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in HEADS)
     region = f'class="scroll" tabindex="0" role="region" aria-label="Runs of {escape(section.title)}"'

@@ -118,7 +118,7 @@ def comparison_table(runs: Iterable[Run]) -> Comparison:
 
 def headline_table(section: Section) -> Table:
     """A section's models: what the paper has, the spread of ours over seeds, and how many seeds there are."""
-    unit = Unit.of(model.paper for model in section.models)
+    unit = section.unit
     with_paper = any(model.paper is not None for model in section.models)
     with_solved = any(model.solved() is not None for model in section.models)
     groups = [("", "", 2 if with_paper else 1), (*rule_names(section), 3), ("At the end", "End", 2)]

@@ -11,6 +11,9 @@ from typing import Any
 from ncgru.lab.report.values import number
 
 PLAIN = {"loss": "loss", "bits_per_character": "bits per character", "perplexity": "perplexity"}
+LANGUAGE = {"character": "bits_per_character", "word": "perplexity"}
+"""How models of language are measured, by what they predict."""
+
 SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
@@ -29,8 +32,8 @@ class Unit:
     label: str = "loss"
 
     @classmethod
-    def of(cls, papers: Iterable[Mapping[str, Any] | None]) -> Unit:
-        """The unit of the first of the paper's numbers, else the plain loss."""
+    def of(cls, papers: Iterable[Mapping[str, Any] | None], task: object = None) -> Unit:
+        """The unit of the first of the paper's numbers, else the usual one of the task, as a recipe describes it."""
         for paper in papers:
             if paper is not None:
                 metric, text = str(paper.get("metric", "loss")), str(paper.get("unit") or "")
@@ -39,7 +42,8 @@ class Unit:
                 return cls(
                     metric, scale, f"{PLAIN.get(metric, metric)} ×{power[0]}" if power else PLAIN.get(metric, metric)
                 )
-        return cls()
+        metric = LANGUAGE.get(str(task.get("unit")), "loss") if isinstance(task, Mapping) else "loss"
+        return cls(metric, label=PLAIN[metric])
 
     def value(self, loss: float | None) -> float | None:
         """The figure for a mean loss in nats or squares."""
