@@ -140,6 +140,17 @@ def test_values_are_read_by_their_field(name: str, text: str, path: str, value: 
     assert type(changed) is type(value)
 
 
+def test_a_tied_embedding_follows_the_hidden_size() -> None:
+    assert WORDS.model.tied
+    assert WORDS.with_settings({"hidden_size": "8,16"}).model.embedding == 16
+    assert WORDS.with_settings({"hidden_size": "16", "tied": "false"}).model.embedding == WORDS.model.embedding
+    assert BASE.with_settings({"hidden_size": "64"}).model.embedding is None
+    with pytest.raises(ValueError, match="embedding must equal the last of hidden_sizes"):
+        WORDS.with_settings({"embedding": "8", "hidden_size": "16"})
+    with pytest.raises(ValueError, match="hidden_sizes must be a tuple"):
+        WORDS.with_settings({"hidden_size": ""})
+
+
 def test_the_note_says_what_was_changed() -> None:
     changed = BASE.with_settings({"lr": "0.01", "steps": "20000"})
     assert changed.note == "Changed: optimizer.lr=0.01."
@@ -147,8 +158,9 @@ def test_the_note_says_what_was_changed() -> None:
 
 
 def test_one_hidden_size_is_for_all_layers() -> None:
-    changed = WORDS.with_settings({"hidden_size": "32", "embedding": "32"})
+    changed = WORDS.with_settings({"hidden_size": "32"})
     assert changed.model.hidden_sizes == (32, 32, 32)
+    assert changed == WORDS.with_settings({"hidden_size": "32", "embedding": "32"})
     assert WORDS.with_settings({"hidden_size": "8,16,400"}).model.hidden_sizes == (8, 16, 400)
 
 

@@ -61,6 +61,10 @@ def apply(recipe: Recipe, settings: Mapping[str, str]) -> Recipe:
             raise ValueError(f"{field.path} is set twice, the second time as {name!r}; set it once")
         value = _layers(text, recipe) if name == "hidden_size" else parse(field.annotation, text, name)
         values[field.path] = value
+    sizes = values.get("model.hidden_sizes")
+    if "hidden_size" in settings and sizes and values.get("model.tied", recipe.model.tied):
+        # The decoder is the embedding turned round, so its width is that of the last layer.
+        values.setdefault("model.embedding", sizes[-1])
     changed = {path: value for path, value in values.items() if value != _value(recipe, path)}
     if not changed:
         return recipe
