@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncgru.lab import completion
 from ncgru.lab.errors import LabError, OtherRecipeError
 
 if TYPE_CHECKING:
@@ -73,64 +74,22 @@ def options(
     """Options before the command; --debug stands here for the help alone, `main` has read it."""
 
 
-def _complete_recipe(incomplete: str) -> list[str]:
-    from ncgru.lab import recipes
-
-    return [name for name in recipes.names() if name.startswith(incomplete)]
-
-
-def _complete_task(incomplete: str) -> list[str]:
-    return sorted({name.partition("/")[0] for name in _complete_recipe(incomplete)})
-
-
-def _first_argument(ctx: typer.Context) -> str:
-    """The recipe or task of a command that is being typed; behind an option without its value it is still unparsed."""
-    return next(iter(ctx.args), "") or ctx.params.get("recipe") or ctx.params.get("task") or ""
-
-
-def _complete_models(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The models of the task, behind those that are named already."""
-    named, comma, last = incomplete.rpartition(",")
-    found = [name.partition("/")[2] for name in _complete_recipe(f"{_first_argument(ctx)}/{last}")]
-    return [f"{named}{comma}{model}" for model in found if model not in named.split(",")]
-
-
-def _complete_setting(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The fields of the recipe, or of the first of the task."""
-    from ncgru.lab import recipes
-    from ncgru.lab.recipes.settings import short_names
-
-    known = _complete_recipe(_first_argument(ctx))
-    found = short_names(recipes.get(known[0])) if known else []
-    return [f"{name}=" for name in found if name.startswith(incomplete)]
-
-
-def _complete_engine(incomplete: str) -> list[str]:
-    from ncgru.lab.engines import ENGINES
-
-    return [name for name in ENGINES if name.startswith(incomplete)]
-
-
-def _complete_device(incomplete: str) -> list[str]:
-    return [name for name in ("cpu", "cuda") if name.startswith(incomplete)]
-
-
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", "-s", metavar="KEY=VALUE", autocompletion=_complete_setting,
+        "--set", "-s", metavar="KEY=VALUE", autocompletion=completion.setting,
         help="Change a field of the recipe, e.g. hidden_size=64; `ncgru list RECIPE --json` shows them all.",
     ),
 ]  # fmt: skip
 SeedCount = Annotated[int | None, typer.Option("--seeds", min=1, help="Run seeds 0 to N-1.")]
 OneSeed = Annotated[list[int] | None, typer.Option("--seed", min=0, help="Run this seed; may be repeated.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A smaller form for a CPU: fewer steps, shorter sequences.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:<number>.", autocompletion=_complete_device)]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:<number>.", autocompletion=completion.device)]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where run directories are made.")]
 Engine = Annotated[
     str,
     typer.Option(
-        help="local: one run after the other; ray: spread over a Ray cluster.", autocompletion=_complete_engine
+        help="local: one run after the other; ray: spread over a Ray cluster.", autocompletion=completion.engine
     ),
 ]
 RayAddress = Annotated[str | None, typer.Option(help="Ray: address of a running cluster; else one is started here.")]
@@ -148,7 +107,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 )
 def list_recipes(
     pattern: Annotated[
-        str | None, typer.Argument(help="A task, or a shell pattern.", autocompletion=_complete_task)
+        str | None, typer.Argument(help="A task, or a shell pattern.", autocompletion=completion.task)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -178,7 +137,9 @@ def list_recipes(
     ),
 )
 def train(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe; see `ncgru list`.", autocompletion=_complete_recipe)],
+    recipe: Annotated[
+        str, typer.Argument(help="Name of a recipe; see `ncgru list`.", autocompletion=completion.recipe)
+    ],
     settings: Settings = None,
     seeds: SeedCount = None,
     seed: OneSeed = None,
@@ -214,9 +175,9 @@ def train(
     ),
 )
 def compare(
-    task: Annotated[str, typer.Argument(help="A task, such as parenthesis-100.", autocompletion=_complete_task)],
+    task: Annotated[str, typer.Argument(help="A task, such as parenthesis-100.", autocompletion=completion.task)],
     models: Annotated[
-        str, typer.Option(help="Models by name, separated by commas.", autocompletion=_complete_models)
+        str, typer.Option(help="Models by name, separated by commas.", autocompletion=completion.models)
     ] = "nc-gru-c,gru,lstm",
     settings: Settings = None,
     seeds: SeedCount = None,
