@@ -22,6 +22,10 @@ from tests.recurrence.cuda.emulated import Emulated
 STEPS, BATCH, INPUTS = 4, 3, 5
 
 
+def _projected_dtype(module: SequenceModule, input: Tensor, dtype: torch.dtype) -> torch.dtype:
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else dtype
+
+
 @contextmanager
 def emulated_gpu() -> Iterator[mock.Mock]:
     """CPU tensors run by emulated kernels; yields a spy on the layers that take the short way."""
@@ -29,6 +33,7 @@ def emulated_gpu() -> Iterator[mock.Mock]:
         mock.patch.object(dispatch, "_why_not_cuda", return_value=None),
         mock.patch.object(dispatch, "_how_cuda", return_value=""),
         mock.patch.object(gpu, "machine_of", return_value=Emulated()),
+        mock.patch.object(base.Recurrent, "_projected_dtype", _projected_dtype),
         mock.patch.object(base, "run_layer", wraps=run_layer) as spy,
     ):
         yield spy
