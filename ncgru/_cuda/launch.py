@@ -14,7 +14,7 @@ from . import driver
 from .driver import Module
 
 Dimensions = tuple[int, int, int]
-Argument = Tensor | int | float | bytes | None
+Argument = Tensor | tuple[Tensor, int] | int | float | bytes | None
 
 _VALUES = frozenset((bool, int, float, bytes))
 """What is passed as it is; looked up by type, which is several times as fast as isinstance."""
@@ -104,8 +104,8 @@ class Kernel:
         Args:
             grid: blocks in x, y and z.
             block: threads of a block in x, y and z.
-            *arguments: a tensor or None (a null pointer) for a pointer, an int for a 64-bit integer, a float for a
-                float, bytes for a structure.
+            *arguments: a tensor, a tensor with an offset in bytes, or None (a null pointer) for a pointer, an int for
+                a 64-bit integer, a float for a float, bytes for a structure.
             shared: bytes of dynamic shared memory a block.
             cooperative: all blocks run at the same time, so that they may wait for each other, or the launch fails.
 
@@ -144,19 +144,23 @@ class Kernel:
     def _pack(self, packed: _Packed, arguments: Sequence[Argument]) -> None:
         values: list[int | float | bytes] = []
         for argument in arguments:
-            if type(argument) in _VALUES:
+            kind = type(argument)
+            if kind in _VALUES:
                 values.append(argument)  # type: ignore[arg-type]
+            elif kind is Tensor and argument.get_device() == self.index:  # type: ignore[union-attr]
+                values.append(argument.data_ptr())  # type: ignore[union-attr]
             elif argument is None:
                 values.append(0)
-            elif not isinstance(argument, Tensor):
-                raise self._misfit(arguments, f"{type(argument).__name__} is none of these")
-            elif argument.get_device() == self.index:
-                values.append(argument.data_ptr())
             else:
-                raise ValueError(
-                    f"kernel {self.name!r} runs on cuda:{self.index}, but its argument {len(values)} is on "
-                    f"{argument.device}; move the tensor"
-                )
+                tensor, offset = argument if isinstance(argument, tuple) else (argument, 0)
+                if not isinstance(tensor, Tensor):
+                    raise self._misfit(arguments, f"{type(tensor).__name__} is none of these")
+                if tensor.get_device() != self.index:
+                    raise ValueError(
+                        f"kernel {self.name!r} runs on cuda:{self.index}, but its argument {len(values)} is on "
+                        f"{tensor.device}; move the tensor"
+                    )
+                values.append(tensor.data_ptr() + offset)
         try:
             self._layout.pack_into(packed.values, 0, *values)
         except struct.error as error:
@@ -165,7 +169,8 @@ class Kernel:
     def _misfit(self, arguments: Sequence[Argument], reason: str) -> TypeError:
         return TypeError(
             f"kernel {self.name!r} takes {len(self._parameters)} arguments of {self._parameters} bytes (8: tensor, "
-            f"None or int; 4: float), got {[type(argument).__name__ for argument in arguments]}: {reason}"
+            f"tensor and offset, None or int; 4: float), got {[type(argument).__name__ for argument in arguments]}: "
+            f"{reason}"
         )
 
     def _launch_error(self, code: int, grid: Dimensions, block: Dimensions, shared: int) -> Exception:

@@ -30,9 +30,9 @@ def make_kernel(library: FakeDriver, *parameters: int, index: int = CPU) -> Kern
 
 
 def test_arguments_reach_the_driver_as_the_kernel_wants_them(library: FakeDriver) -> None:
-    kernel = make_kernel(library, 8, 8, 8, 4, 8, 4, 12)
+    kernel = make_kernel(library, 8, 8, 8, 4, 8, 4, 12, 8)
     tensor = torch.zeros(3)[1:]
-    kernel.launch((2, 3, 4), (32, 2, 1), tensor, None, -(2**40), 0.5, 7, 3, b"twelve bytes", shared=4096)
+    kernel.launch((2, 3, 4), (32, 2, 1), tensor, None, -(2**40), 0.5, 7, 3, b"twelve bytes", (tensor, 40), shared=4096)
     (seen,) = library.launches
     assert (seen.grid, seen.block, seen.shared, seen.stream) == ((2, 3, 4), (32, 2, 1), 4096, STREAM)
     assert seen.arguments == tuple(
@@ -45,6 +45,7 @@ def test_arguments_reach_the_driver_as_the_kernel_wants_them(library: FakeDriver
             ("q", 7),
             ("f", 3.0),
             ("12s", b"twelve bytes"),
+            ("q", tensor.data_ptr() + 40),
         )
     )
     assert not seen.cooperative
@@ -69,6 +70,8 @@ def test_a_tensor_elsewhere_is_refused(library: FakeDriver) -> None:
     kernel = make_kernel(library, 8, 8, index=1)
     with pytest.raises(ValueError, match=r"'name' runs on cuda:1, but its argument 1 is on cpu; move the tensor"):
         kernel.launch(ONE, ONE, None, torch.zeros(1))
+    with pytest.raises(ValueError, match="argument 0 is on cpu"):
+        kernel.launch(ONE, ONE, (torch.zeros(1), 4), None)
 
 
 def test_attributes_and_occupancy(library: FakeDriver) -> None:

@@ -9,11 +9,12 @@ The sources are those that the GPU gets, except for `device.cuh`, in whose place
 functions in C++. A source holds no PTX, then, and includes nothing but its neighbours. What else of CUDA C++ the
 emulator knows stands in `emulator.h`; add what a kernel needs.
 
-Arguments are contiguous CPU tensors (or None) for pointers, and Python numbers, in the order of the kernel's
-parameters; count and sizes of elements are checked. A launch returns once the grid is through, and raises
-`EmulationError` for a deadlock (it says who waits where), for lanes of a warp that disagree, for writes beyond a tensor
-or a shared array, and for other misuse. Beyond both ends of a tensor lie NaNs, and shared memory starts as NaNs. So
-fill the tensors that a kernel has to write with NaN beforehand, and look at them afterwards.
+Arguments are contiguous CPU tensors (or one with an offset in bytes, or None) for pointers, and Python numbers, in
+the order of the kernel's parameters; count and sizes of elements are checked. A launch returns once the grid is
+through, and raises `EmulationError` for a deadlock (it says who waits where), for lanes of a warp that disagree, for
+writes beyond a tensor or a shared array, and for other misuse. Beyond both ends of a tensor lie NaNs, and shared
+memory starts as NaNs. So fill the tensors that a kernel has to write with NaN beforehand, and look at them
+afterwards.
 
 Threads run one at a time, in an order drawn with `seed`, each until it waits or polls: a forgotten barrier shows as a
 wrong result under some seed, so run a few. With `at_once` all blocks of the grid are under way together, as in a
@@ -43,7 +44,7 @@ import torch
 import ncgru
 
 _Value = Any  # ctypes has no public name for what its numbers and pointers have in common
-Argument = torch.Tensor | int | float | None
+Argument = torch.Tensor | tuple[torch.Tensor, int] | int | float | None
 
 _HERE = Path(__file__).parent
 _PACKAGE = Path(ncgru.__file__).parent
@@ -135,6 +136,10 @@ def _value(what: str, kind: str, size: int, argument: Argument, index: int, guar
         return (ctypes.c_double if size == 8 else ctypes.c_float)(argument)
     if kind in "pP" and argument is None:
         return ctypes.c_void_p(None)
+    if kind in "pP" and isinstance(argument, tuple):
+        tensor, offset = argument
+        start = guarded.setdefault(tensor.untyped_storage().data_ptr(), _Guarded(tensor, index)).address
+        return ctypes.c_void_p(start + int(tensor.storage_offset()) * tensor.element_size() + offset)
     if kind in "pP" and isinstance(argument, torch.Tensor):
         same = size in (0, argument.element_size()) and (kind == "p" or argument.is_floating_point())
         if not same or not argument.is_contiguous() or argument.device.type != "cpu":
