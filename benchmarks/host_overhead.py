@@ -2,9 +2,10 @@
 
 Without a GPU the kernels and the reading of U are left out: launches do nothing, and the tensors are on the CPU, small
 enough that the operators' work hardly counts. With one, the host's time is that until all work is issued, beside
-nn.GRU's at the same shape; "step" is the whole time, with the device's.
+nn.GRU's at the same shape; "step" is the whole time, with the device's. "ScaledCayley" is the reading of U alone.
 
     python benchmarks/host_overhead.py
+    python benchmarks/host_overhead.py --update 56 300
     python benchmarks/host_overhead.py --steps 200 --batch 16 --hidden 56
 """
 
@@ -25,6 +26,8 @@ import torch
 from torch import Tensor, nn
 
 import ncgru
+from ncgru import _cuda
+from ncgru.orthogonal import cuda
 from ncgru.recurrence import dispatch
 from ncgru.recurrence.cuda import gpu
 from ncgru.recurrence.cuda.kind import Limits
@@ -50,6 +53,43 @@ class Idle:
         **options: Any,
     ) -> None:
         """Launch nothing."""
+
+
+class IdleKernel:
+    """A kernel of the orthogonal update that packs its arguments, as a real one does, and runs nothing."""
+
+    index, max_shared = -1, 232448
+
+    def resident_blocks(self, threads: int, shared: int) -> int:
+        """More than enough."""
+        return 132
+
+    def launch(self, grid: Any, block: Any, *arguments: Any, shared: int = 0, cooperative: bool = False) -> None:
+        """Look at the arguments."""
+        values = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
+        assert values
+
+
+class IdleProgram:
+    """What `_cuda.program` returns, for the CPU."""
+
+    def kernel(self, name: str, index: int) -> IdleKernel:
+        """Any."""
+        return IdleKernel()
+
+
+class Reading(nn.Module):
+    """A `ScaledCayley` with its vector."""
+
+    def __init__(self, size: int, device: str) -> None:
+        super().__init__()
+        self.cayley = ncgru.ScaledCayley(size, (1,), device=device)
+        self.packed = nn.Parameter(self.cayley.sample())
+
+    def forward(self, input: Tensor) -> Tensor:
+        """U [1, n, n], whatever the input is."""
+        u: Tensor = self.cayley(self.packed)
+        return u
 
 
 class Given(nn.Module):
@@ -79,6 +119,10 @@ def idle_kernels() -> Iterator[None]:
         mock.patch.object(dispatch, "_why_not_cuda", nothing),
         mock.patch.object(dispatch, "_how_cuda", nothing),
         mock.patch.object(gpu, "machine_of", machine_of),
+        mock.patch.object(_cuda, "program", return_value=IdleProgram()),
+        mock.patch.object(cuda, "usable", lambda changing, others: cuda.laid_out_plainly(-1, others)),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=mock.Mock(multi_processor_count=132)),
     ):
         yield
 
@@ -86,11 +130,13 @@ def idle_kernels() -> Iterator[None]:
 def training_step(module: nn.Module, input: Tensor) -> tuple[Callable[[], Tensor], Step]:
     """A forward, and a whole step with a loss whose gradient costs next to nothing."""
     parameters = list(module.parameters())
-    grad = torch.randn_like(module(input)[0])
+    picks = not isinstance(module, Reading)  # the output out of the results
 
     def forward() -> Tensor:
-        output: Tensor = module(input)[0]
+        output: Tensor = module(input)[0] if picks else module(input)
         return output
+
+    grad = torch.randn_like(forward())
 
     def step() -> None:
         for parameter in parameters:
@@ -166,6 +212,11 @@ def modules(hidden: int, device: str) -> dict[str, nn.Module]:
     return {**made, "nn.GRU": nn.GRU(hidden, hidden, device=device)}
 
 
+def readings(sizes: Sequence[int], device: str) -> dict[str, nn.Module]:
+    """The orthogonal update alone."""
+    return {f"ScaledCayley n={size}": Reading(size, device) for size in sizes}
+
+
 def main() -> None:
     """Measure and print: a table, then one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -175,6 +226,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16 if on_gpu else 2, help="B")
     parser.add_argument("--hidden", type=int, default=56 if on_gpu else 8, help="H, and the number of inputs")
     parser.add_argument("--repeats", type=int, default=30, help=f"timed rounds of {INNER} steps")
+    parser.add_argument("--update", type=int, nargs="+", metavar="N", help="the orthogonal update alone, of N rows")
     parser.add_argument("--calls", action="store_true", help="list the operators that a step calls")
     options = parser.parse_args()
     device = "cuda" if on_gpu else "cpu"
@@ -182,7 +234,8 @@ def main() -> None:
     results = []
     print(f"{'µs a step':<18}{'forward, host':>14}{'host':>10}{'step':>10}{'calls forward':>15}{'calls':>7}")
     with nullcontext() if on_gpu else idle_kernels():
-        for name, module in modules(options.hidden, device).items():
+        chosen = readings(options.update, device) if options.update else modules(options.hidden, device)
+        for name, module in chosen.items():
             row = measure(name, module, input, options.repeats)
             results.append(row)
             times = f"{row['forward_host']:>14}{row['host']:>10}{row['step']:>10}"
