@@ -62,7 +62,7 @@ def shape(name: str, value: Tensor, expected: tuple[int, ...], meaning: str) -> 
 
 def reverse_mode(*values: Tensor | None) -> None:
     """Raise under forward-mode differentiation, in which PyTorch would take the derivative of our operations for 0."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
     if any(value is not None and forward_ad.unpack_dual(value).tangent is not None for value in values):
         raise NotImplementedError(

@@ -53,7 +53,7 @@ class ReleasedCayley(ScaledCayley):
 
     def forward(self, packed: Tensor) -> Tensor:
         """U [k, n, n] of the packed A's [k, m], after the update if they have moved."""
-        self._check_packed(packed)
+        self._check_packed(packed, self.anchor)
         with torch.no_grad(), no_autocast(packed.device):
             self._follow(packed, packed.grad)
         matrix, _ = cayley_read(packed, self.inverse, self.matrix, self.signs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -48,6 +49,9 @@ from ncgru.orthogonal.skew import (
 )
 
 M = TypeVar("M", bound=nn.Module)
+
+_state_in: Callable[[dict[str, Tensor | None]], tuple[Tensor, ...]] = operator.itemgetter(*State._fields)
+"""The state out of a module's dictionary of buffers."""
 
 
 class ScaledCayley(nn.Module):
@@ -136,12 +140,20 @@ class ScaledCayley(nn.Module):
 
         A 16-bit `packed` is read as the state's dtype, and U returned in the 16-bit one.
         """
-        self._check_packed(packed)
+        state = self._state()
+        self._check_packed(packed, state.anchor)
         _checks.reverse_mode(packed)
-        wide = packed.to(self.anchor.dtype)
-        state = State(self.anchor, self.inverse, self.matrix, self.signs, self.updates, self.refreshes, self.seal)
-        matrix = read(wide, state, self.method, self.order, self.reset_every or 0)
-        return matrix.to(packed.dtype)
+        dtype = packed.dtype
+        if dtype == state.anchor.dtype:
+            return read(packed, state, self.method, self.order, self.reset_every or 0)
+        wide = packed.to(state.anchor.dtype)
+        return read(wide, state, self.method, self.order, self.reset_every or 0).to(dtype)
+
+    def _state(self) -> State:
+        if torch.compiler.is_compiling():
+            return State(self.anchor, self.inverse, self.matrix, self.signs, self.updates, self.refreshes, self.seal)
+        # A module looks for an attribute in three places, which takes longer than all else that is done on the host.
+        return State._make(_state_in(self._buffers))
 
     def right_inverse(self, matrix: Tensor) -> Tensor:
         """The packed A's of `matrix`, the state set to match: what `module.weight = matrix` calls.
@@ -252,17 +264,18 @@ class ScaledCayley(nn.Module):
             self.matrix.view(-1, n, n)[places] = orthogonal_from_inverse(inverse, skew, signs, self.method)
         self.seal.copy_(seal_of(self.anchor, self.inverse, self.matrix, self.signs))
 
-    def _check_packed(self, packed: Tensor) -> None:
+    def _check_packed(self, packed: Tensor, anchor: Tensor) -> None:
         _checks.tensor("packed", packed, "pass the vector of the skew-symmetric matrix")
-        _checks.shape("packed", packed, (*self.batch_shape, packed_size(self.size)), "[*batch, n(n-1)/2]")
-        if packed.dtype not in (self.anchor.dtype, torch.float16, torch.bfloat16):
+        if packed.shape != anchor.shape:
+            _checks.shape("packed", packed, (*self.batch_shape, packed_size(self.size)), "[*batch, n(n-1)/2]")
+        if packed.dtype not in (anchor.dtype, torch.float16, torch.bfloat16):
             raise TypeError(
-                f"packed must be {self.anchor.dtype} as the state of this ScaledCayley, or 16-bit floating point, got "
+                f"packed must be {anchor.dtype} as the state of this ScaledCayley, or 16-bit floating point, got "
                 f"{packed.dtype}; convert both with .to(dtype)"
             )
-        if packed.device != self.anchor.device:
+        if packed.device != anchor.device:
             raise ValueError(
-                f"packed must be on {self.anchor.device} as the state of this ScaledCayley, got {packed.device}; "
+                f"packed must be on {anchor.device} as the state of this ScaledCayley, got {packed.device}; "
                 "move both with .to(device)"
             )
 

@@ -20,11 +20,22 @@ def read(packed: Tensor, state: cuda.State, method: str, order: int, reset_every
     """
     matrix: Tensor
     if simply_computes(packed) and cuda.usable(packed, state):
-        matrix, _ = _FusedRead.apply(packed, state, method, order, reset_every)  # type: ignore[no-untyped-call]
+        if packed.requires_grad and torch.is_grad_enabled():
+            matrix, _ = _FusedRead.apply(packed, state, method, order, reset_every)  # type: ignore[no-untyped-call]
+        else:
+            matrix, _ = _follow(packed, state, method, order, reset_every)
     else:
         follow_inverse(packed.detach(), *state, method, order, reset_every)
         matrix, _ = cayley_read(packed, state.inverse, state.matrix, state.signs)
     return matrix
+
+
+def _follow(packed: Tensor, state: cuda.State, method: str, order: int, reset_every: int) -> tuple[Tensor, Tensor]:
+    kernels = cuda.kernels(state.matrix.shape[-1], packed.get_device())
+    with following:
+        copies = kernels.follow(packed, state, method, order, reset_every)
+    torch.autograd.graph.increment_version(state.written)  # of what autograd may have saved elsewhere
+    return copies
 
 
 class _FusedRead(torch.autograd.Function):
@@ -34,11 +45,7 @@ class _FusedRead(torch.autograd.Function):
     def forward(
         ctx: Any, packed: Tensor, state: cuda.State, method: str, order: int, reset_every: int
     ) -> tuple[Tensor, Tensor]:
-        kernels = cuda.kernels(state.matrix.shape[-1], packed.get_device())
-        with following:
-            matrix, inverse = kernels.follow(packed, state, method, order, reset_every)
-        torch.autograd.graph.increment_version(state.written)  # of what autograd may have saved elsewhere
-        ctx.kernels = kernels
+        matrix, inverse = _follow(packed, state, method, order, reset_every)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(matrix, inverse, state.signs)
         return matrix, inverse
@@ -54,5 +61,6 @@ class _FusedRead(torch.autograd.Function):
         ):
             gradient = gradient_of(grad_matrix, grad_inverse, matrix, inverse, signs)
         else:
-            gradient = ctx.kernels.gradient(grad_matrix.contiguous(), matrix, inverse, signs)
+            kernels = cuda.kernels(matrix.shape[-1], matrix.get_device())
+            gradient = kernels.gradient(grad_matrix.contiguous(), matrix, inverse, signs)
         return gradient, None, None, None, None

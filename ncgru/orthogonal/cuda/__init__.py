@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -63,11 +63,14 @@ def kernels(n: int, index: int) -> SmallKernels | LargeKernels:
     return SmallKernels(n, index) if n <= LARGEST_SMALL else LargeKernels(n, index)
 
 
-def usable(changing: Tensor, others: Iterable[Tensor]) -> bool:
+def usable(changing: Tensor, others: Collection[Tensor]) -> bool:
     """Whether the kernels can take these: float32 on one GPU that they run on, the others laid out plainly."""
-    if changing.device.type != "cuda" or changing.dtype != torch.float32 or changing.numel() == 0:
+    if not changing.is_cuda or changing.dtype != torch.float32 or changing.numel() == 0:
         return False
     index = changing.get_device()
-    if _device_problem(index) is not None:
-        return False
-    return all(other.get_device() == index and other.is_contiguous() for other in others)
+    return _device_problem(index) is None and laid_out_plainly(index, others)
+
+
+def laid_out_plainly(index: int, tensors: Collection[Tensor]) -> bool:
+    """Whether all are contiguous on device `index`."""
+    return {index}.issuperset(map(Tensor.get_device, tensors)) and all(map(Tensor.is_contiguous, tensors))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -39,22 +41,35 @@ class LargeKernels:
         packed = packed.contiguous()
         matrix, inverse = torch.empty_like(state.matrix), torch.empty_like(state.inverse)
         count, n = state.updates.numel(), self.n
+        if count <= self._most:
+            self._follow_part(packed, state, matrix, inverse, count, method, order, reset_every)
+            return matrix, inverse
         flat = packed.view(count, -1), matrix.view(count, n, n), inverse.view(count, n, n)
         for first in range(0, count, self._most):
             part = state.part(first, self._most)
             vectors, us, inverses = (tensor[first : first + self._most] for tensor in flat)
-            self._follow_part(vectors, part, us, inverses, method, order, reset_every)
+            self._follow_part(vectors, part, us, inverses, len(vectors), method, order, reset_every)
         return matrix, inverse
 
     def _follow_part(
-        self, packed: Tensor, state: State, matrix: Tensor, inverse: Tensor, method: str, order: int, reset_every: int
+        self,
+        packed: Tensor,
+        state: State,
+        matrix: Tensor,
+        inverse: Tensor,
+        count: int,
+        method: str,
+        order: int,
+        reset_every: int,
     ) -> None:
-        count, n, device = len(packed), self.n, packed.device
-        rooms = torch.empty(ROOMS, count, n, n, dtype=torch.float64, device=device)
-        probed = torch.empty(2, count, n, PROBES, device=device)
-        sizes = torch.empty(count + 2 * n, dtype=torch.float64, device=device)
-        notes = torch.empty(count * (2 * self._survey_blocks + self._blocks), dtype=torch.int64, device=device)
-        counter = torch.empty(1, dtype=torch.int32, device=device)
+        n = self.n
+        rooms = torch.empty(ROOMS, count, n, n, dtype=torch.float64, device=packed.device)
+        # One allocation, of words of 8 bytes: what is probed, sizes, notes, and the counter of barriers.
+        lengths = count * n * PROBES, count + 2 * n, count * 2 * self._survey_blocks, count * self._blocks, 1
+        scratch = torch.empty(sum(lengths), dtype=torch.float64, device=packed.device)
+        probed, sizes, notes, more_notes, counter = [
+            (scratch, 8 * before) for before in itertools.accumulate(lengths[:-1], initial=0)
+        ]
         system, wide, residual, candidate, spare = rooms.unbind()
         literal = method == "neumann"
         other = spare if literal else residual
@@ -73,7 +88,7 @@ class LargeKernels:
             (self._blocks, 1, 1),
             (THREADS, 1, 1),
             *(packed, *state, matrix, inverse, system, wide, residual, candidate, spare, probed, sizes, notes),
-            *(notes[2 * count * self._survey_blocks :], counter, n, count, self._survey_blocks),
+            *(more_notes, counter, n, count, self._survey_blocks),
             *(METHOD_NUMBERS[method], order, reset_every),
             shared=SHARED,
             cooperative=True,
@@ -84,22 +99,25 @@ class LargeKernels:
         n = self.n
         count = matrix.numel() // (n * n)
         gradient = matrix.new_empty(*matrix.shape[:-2], packed_size(n))
+        if count <= self._most:
+            self._gradient_part(count, grad_matrix, matrix, inverse, signs, gradient)
+            return gradient
         operands = [tensor.view(count, -1) for tensor in (grad_matrix, matrix, inverse, signs, gradient)]
         for first in range(0, count, self._most):
             part = [tensor[first : first + self._most] for tensor in operands]
-            self._gradient_part(*part)
+            self._gradient_part(len(part[0]), *part)
         return gradient
 
     def _gradient_part(
-        self, grad_matrix: Tensor, matrix: Tensor, inverse: Tensor, signs: Tensor, gradient: Tensor
+        self, count: int, grad_matrix: Tensor, matrix: Tensor, inverse: Tensor, signs: Tensor, gradient: Tensor
     ) -> None:
-        count, n = len(gradient), self.n
-        wide = torch.empty(3, count, n, n, dtype=torch.float64, device=gradient.device)
+        n = self.n
+        rooms = torch.empty(4, count, n, n, dtype=torch.float64, device=gradient.device)
         self._widen.launch(
-            (self._survey_blocks, 1, 1), (THREADS, 1, 1), grad_matrix, matrix, inverse, signs, wide, n, count
+            (self._survey_blocks, 1, 1), (THREADS, 1, 1), grad_matrix, matrix, inverse, signs, rooms, n, count
         )
-        grad, sum_of_both, inverses = wide.unbind()
-        right = torch.bmm(grad, sum_of_both.mT)
+        grad, sum_of_both, inverses, right = rooms.unbind()
+        torch.bmm(grad, sum_of_both.mT, out=right)
         v = torch.bmm(inverses.mT, right, out=grad)
         tiles = -(-n // NARROW_TILE)
         self._narrow.launch((tiles, tiles, count), (THREADS, 1, 1), v, gradient, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -106,27 +107,34 @@ class SmallKernels:
 
     def gradient(self, grad_matrix: Tensor, matrix: Tensor, inverse: Tensor, signs: Tensor) -> Tensor:
         """The gradient in the packed A's, of the gradient in the U's; all contiguous."""
-        n, shape = self.n, self._shape
+        n = self.n
         count = matrix.numel() // (n * n)
         gradient = matrix.new_empty(*matrix.shape[:-2], packed_size(n))
         products = torch.empty_like(matrix)
-        operands = [tensor.view(count, -1) for tensor in (grad_matrix, matrix, inverse, signs, gradient, products)]
+        operands = grad_matrix, matrix, inverse, signs, gradient, products
+        if count <= self._most:
+            self._gradient_part(operands, count)
+            return gradient
+        flat = [tensor.view(count, -1) for tensor in operands]
         for first in range(0, count, self._most):
-            part = operands if count <= self._most else [tensor[first : first + self._most] for tensor in operands]
-            number = len(part[0])
-            self._gradient.launch(
-                (GROUP, number, 1),
-                (THREADS, 1, 1),
-                *part,
-                self._counters(number, matrix.device),
-                n,
-                shape.width,
-                shape.slices,
-                shape.chunk,
-                shared=shape.shared,
-                cooperative=not self._clusters,
-            )
+            part = [tensor[first : first + self._most] for tensor in flat]
+            self._gradient_part(part, len(part[0]))
         return gradient
+
+    def _gradient_part(self, operands: Sequence[Tensor], count: int) -> None:
+        shape = self._shape
+        self._gradient.launch(
+            (GROUP, count, 1),
+            (THREADS, 1, 1),
+            *operands,
+            self._counters(count, operands[0].device),
+            self.n,
+            shape.width,
+            shape.slices,
+            shape.chunk,
+            shared=shape.shared,
+            cooperative=not self._clusters,
+        )
 
     def _counters(self, count: int, device: torch.device) -> Tensor | None:
         """Of the barriers; clusters have barriers of their own."""
