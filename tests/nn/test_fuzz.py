@@ -36,6 +36,7 @@ SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "capacity": st.one_of(st.none(), st.integers(1, 4)),
     "style": st.sampled_from(["tunable", "fft"]),
     "backend": st.sampled_from(["auto", "reference"]),
+    "recompute": st.booleans(),
     "device": st.sampled_from([None, "cpu", torch.device("cpu")]),
     "dtype": st.sampled_from([None, *FLOATS]),
 }
