@@ -28,6 +28,7 @@ _FUNCTIONS: dict[str, list[Any] | None] = {
     "cuDeviceGetAttribute": [POINTER(c_int), c_int, c_int],
     "cuDevicePrimaryCtxRetain": [POINTER(c_void_p), c_int],
     "cuCtxGetCurrent": None,
+    "cuCtxSetCurrent": [c_void_p],
     "cuCtxPushCurrent_v2": [c_void_p],
     "cuCtxPopCurrent_v2": [POINTER(c_void_p)],
     "cuThreadExchangeStreamCaptureMode": [POINTER(c_int)],

@@ -30,6 +30,11 @@ def current_stream(index: int) -> int:
     return int(torch.cuda.current_stream(index).cuda_stream)
 
 
+def current_device() -> int:
+    """The number of PyTorch's current device in this thread."""
+    return torch.cuda.current_device()
+
+
 class _Packed:
     """Memory for one launch: its arguments, their addresses, and what else the driver is given by address."""
 
@@ -121,10 +126,14 @@ class Kernel:
         self._pack(packed, arguments)
         packed.stream.value = current_stream(self.index)
         self._current_context(packed.context_address)
+        if not packed.context.value and current_device() == self.index:
+            # This thread, as autograd's, has not used its device yet; cuBLAS warns the user where it finds it so.
+            self._driver.call("cuCtxSetCurrent", self._context.handle)
+            packed.context.value = self._context.handle
         if packed.context.value == self._context.handle:
             code = self._start(grid, block, shared, packed, cooperative)
         else:
-            # Another device is current, or this thread has not used a device yet, as autograd's threads.
+            # Another device is current.
             self._driver.call("cuCtxPushCurrent_v2", self._context.handle)
             try:
                 code = self._start(grid, block, shared, packed, cooperative)

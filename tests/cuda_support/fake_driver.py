@@ -58,6 +58,7 @@ class FakeDriver:
             "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
             "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
             "cuCtxGetCurrent": (POINTER(c_void_p),),
+            "cuCtxSetCurrent": (c_void_p,),
             "cuCtxPushCurrent_v2": (c_void_p,),
             "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
             "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
@@ -106,6 +107,9 @@ class FakeDriver:
 
     def _cuCtxGetCurrent(self, context: Any) -> None:
         context[0] = self.contexts[-1] if self.contexts else None
+
+    def _cuCtxSetCurrent(self, context: int) -> None:
+        self.contexts[-1:] = [context]
 
     def _cuCtxPushCurrent_v2(self, context: int) -> None:
         self.contexts.append(context)

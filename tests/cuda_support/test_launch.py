@@ -20,6 +20,7 @@ ONE = (1, 1, 1)
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(launch, "current_stream", lambda index: STREAM)
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
     return FakeDriver()
 
 
@@ -95,6 +96,16 @@ def test_a_thread_gets_its_context_and_keeps_its_own(library: FakeDriver) -> Non
     kernel.launch(ONE, ONE)
     assert library.called == ["cuCtxGetCurrent", "cuLaunchKernel"]
     assert {seen.context for seen in library.launches} == {PRIMARY_CONTEXT}
+
+
+def test_a_thread_of_the_device_keeps_its_context(library: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "current_device", lambda: CPU)
+    kernel = make_kernel(library)
+    kernel.launch(ONE, ONE)
+    assert library.contexts == [PRIMARY_CONTEXT]
+    library.called.clear()
+    kernel.launch(ONE, ONE)
+    assert library.called == ["cuCtxGetCurrent", "cuLaunchKernel"]
 
 
 def test_loading_is_allowed_while_a_graph_is_captured(library: FakeDriver) -> None:
