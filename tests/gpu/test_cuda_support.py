@@ -80,7 +80,7 @@ def test_all_of_the_shared_memory_is_there_for_the_asking() -> None:
     assert y.item() == words * (words - 1) // 2
     with pytest.raises(RuntimeError, match=r"'through_shared' cannot be launched.*CUDA_ERROR_INVALID_VALUE"):
         through.launch(ONE, (256, 1, 1), y, words, shared=through.max_shared + 4096)
-    through.launch(ONE, (256, 1, 1), y, 3)
+    through.launch(ONE, (256, 1, 1), y, 3, shared=12)
     assert y.item() == 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -104,4 +105,5 @@ def test_compute_sanitizer_finds_nothing(tool: str) -> None:
     # Every tensor in an allocation of its own, so that there is something behind its end to be noticed.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    kernels = sorted(set(re.findall(r"access at (\w+)", done.stdout)))
+    assert done.returncode == 0, f"{kernels}\n{done.stdout[:3000]}\n...\n{done.stdout[-3000:]}{done.stderr[-2000:]}"

@@ -7,6 +7,7 @@ precision, or a few roundings where that happens to hit the truth. The emulator 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -217,18 +218,20 @@ def _compare_backward(case: Case, given: Inputs, found: dict[str, Tensor], d: in
 
     truth, usual = by_reference(torch.float64), by_reference(gates.dtype)
     assert_close("d_projected", d_projected.float(), truth[0], usual[0])
-    for name, *two in zip(NAMES[3:], truth[1:], usual[1:], strict=True):
+    for name, exact, plain in zip(NAMES[3:], truth[1:], usual[1:], strict=True):
         if name in found:
-            assert_close(name, found[name][d], *two)
+            # One product over all steps and rows, by torch; the reference's are added up from parts, which errs less.
+            terms = case.steps * case.batch if name == "d_weight" else 1
+            assert_close(name, found[name][d], exact, plain, slack=max(1.0, math.sqrt(terms) / 16))
 
 
-def assert_close(name: str, found: Tensor, truth: Tensor, usual: Tensor) -> None:
-    """`found` errs at most twice as much as `usual`, or a few roundings."""
+def assert_close(name: str, found: Tensor, truth: Tensor, usual: Tensor, slack: float = 1.0) -> None:
+    """`found` errs at most twice as much as `usual`, or a few roundings (times `slack`)."""
     assert found.shape == truth.shape, name
     if found.numel() == 0:
         return
     assert found.isfinite().all(), f"{name} has {int((~found.isfinite()).sum())} numbers that were not written"
-    allowed = _ROUNDINGS * torch.finfo(torch.float32).eps * float(truth.abs().max().clamp(min=1.0))
+    allowed = slack * _ROUNDINGS * torch.finfo(torch.float32).eps * float(truth.abs().max().clamp(min=1.0))
     bar = max(2 * float((usual - truth).abs().max()), allowed)
     error = float((found - truth).abs().max())
     assert error <= bar, f"{name} errs by {error:.3g}, which may be {bar:.3g}"
