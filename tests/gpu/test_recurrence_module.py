@@ -167,6 +167,26 @@ def test_a_captured_training_step_is_the_same_step(name: str, hidden: int) -> No
             assert_same_but_for_rounding(captured[key], value)
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
+@pytest.mark.parametrize("hidden", SIZES)
+def test_graphed_callables_train_alike(hidden: int) -> None:
+    x = normal(20, 9, INPUT)
+    losses = []
+    for graphed in (False, True):
+        module = build("ncgru", hidden)
+        run = torch.cuda.make_graphed_callables(module, (x.clone().requires_grad_(),)) if graphed else module
+        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+        found = []
+        for seed in range(6):
+            optimizer.zero_grad(set_to_none=False)
+            loss = run(normal(20, 9, INPUT, seed=seed).requires_grad_())[0].square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        losses.append(torch.stack(found))
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("size", [40, 140])
 @pytest.mark.parametrize(("reset", "nonlinearity"), KINDS)
 def test_opcheck(reset: str, nonlinearity: str, size: int) -> None:
