@@ -55,10 +55,13 @@ class Idle:
         """Launch nothing."""
 
 
+PROPERTIES = mock.Mock(multi_processor_count=132, shared_memory_per_block_optin=232448)
+
+
 class IdleKernel:
     """A kernel of the orthogonal update that packs its arguments, as a real one does, and runs nothing."""
 
-    index, max_shared = -1, 232448
+    index = -1
 
     def resident_blocks(self, threads: int, shared: int) -> int:
         """More than enough."""
@@ -122,7 +125,7 @@ def idle_kernels() -> Iterator[None]:
         mock.patch.object(_cuda, "program", return_value=IdleProgram()),
         mock.patch.object(cuda, "usable", lambda changing, others: cuda.laid_out_plainly(-1, others)),
         mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
-        mock.patch.object(torch.cuda, "get_device_properties", return_value=mock.Mock(multi_processor_count=132)),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=PROPERTIES),
     ):
         yield
 

@@ -46,6 +46,14 @@ inline void barrier_arrive(int barrier, int threads) { emulator::barrier(barrier
 
 inline char* dynamic_shared() { return emulator::dynamic_shared(); }
 
+// ---- within a cluster
+
+inline void cluster_arrive() { emulator::cluster_arrive(); }
+
+inline void cluster_wait() { emulator::cluster_wait(); }
+
+inline void* shared_of_block(const void* mine, int block) { return emulator::shared_of_block(mine, block); }
+
 // ---- words that other blocks write and read while this one runs
 
 // The four words are accesses of their own: others may write between them.

@@ -16,6 +16,7 @@
 #define __constant__ static const
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __restrict__ __restrict
 
@@ -83,6 +84,11 @@ void progress();
 void* shared_array(const void* site, size_t bytes);
 
 char* dynamic_shared();
+
+// The blocks that differ in blockIdx.x alone as a cluster, in a launch that has all blocks under way together.
+void cluster_arrive();
+void cluster_wait();
+void* shared_of_block(const void* mine, unsigned block);
 
 uint32_t random_number();
 

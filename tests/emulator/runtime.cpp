@@ -13,6 +13,7 @@
 #endif
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -76,6 +77,7 @@ struct Fiber {
     Context context;
     uint3 thread;
     uint32_t* stack_end;
+    uint64_t awaited = 0;  // how often its cluster's barrier will have opened when it may pass
 };
 
 struct Warp {
@@ -91,6 +93,12 @@ struct Warp {
 
 struct Barrier {
     int arrived = 0, threads = 0;
+    std::vector<std::pair<Warp*, int>> waiting;
+};
+
+struct ClusterBarrier {
+    int arrived = 0;
+    uint64_t opened = 0;
     std::vector<std::pair<Warp*, int>> waiting;
 };
 
@@ -123,6 +131,7 @@ struct Launch {
     uint64_t random;
     std::vector<Warp*> ready;
     std::vector<Block>* blocks;
+    std::map<std::pair<unsigned, unsigned>, ClusterBarrier> clusters;  // by blockIdx.y and z
     size_t alive = 0;    // fibers that have not returned
     uint64_t polls = 0;  // since something happened
     bool polled = false;
@@ -369,6 +378,39 @@ void barrier(int number, int threads, bool wait) {
         progress();
     }
     if (wait) leave();
+}
+
+ClusterBarrier& own_cluster() {
+    if (launch->blocks->size() % gridDim.x) fail("a cluster whose blocks are not under way together");
+    return launch->clusters[{blockIdx.y, blockIdx.z}];
+}
+
+void cluster_arrive() {
+    fence();
+    ClusterBarrier& barrier = own_cluster();
+    launch->warp->lanes[launch->lane].awaited = barrier.opened + 1;
+    if (++barrier.arrived < static_cast<int>(gridDim.x * blockDim.x * blockDim.y * blockDim.z)) return;
+    barrier.arrived = 0;
+    ++barrier.opened;
+    for (auto [warp, lane] : barrier.waiting) add_ready(warp, 1u << lane);
+    barrier.waiting.clear();
+    progress();
+}
+
+void cluster_wait() {
+    ClusterBarrier& barrier = own_cluster();
+    if (barrier.opened >= launch->warp->lanes[launch->lane].awaited) return;
+    barrier.waiting.push_back({launch->warp, launch->lane});
+    leave();
+}
+
+void* shared_of_block(const void* mine, unsigned number) {
+    Block& own = *launch->warp->block;
+    size_t at = static_cast<const char*>(mine) - own.memory.data();
+    if (at >= own.memory.size()) fail("what another block is asked for is not in shared memory");
+    for (Block& block : *launch->blocks)
+        if (block.index.x == number && block.index.y == blockIdx.y && block.index.z == blockIdx.z) return block.memory.data() + at;
+    fail("block %u is not in the cluster", number);
 }
 
 void* shared_array(const void* site, size_t bytes) {

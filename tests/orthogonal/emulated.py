@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,29 +19,28 @@ Sizes = tuple[int, int, int]
 
 
 class EmulatedKernel:
-    """What the launchers know of a `Kernel`, with little shared memory so that even small matrices come in chunks."""
+    """What the launchers know of a `Kernel`."""
 
-    static_shared = 0
-
-    def __init__(self, entry: str, name: str, max_shared: int) -> None:
-        self._kernels = compile_kernels("orthogonal", entry)
+    def __init__(self, entry: str, name: str, defines: Mapping[str, int | str]) -> None:
+        self._kernels = compile_kernels("orthogonal", entry, **defines)
         self._name = name
-        self.max_shared = max_shared
+        self._clusters = bool(defines.get("CLUSTER"))
 
     def resident_blocks(self, threads: int, shared: int) -> int:
         return 24
 
     def launch(self, grid: Sizes, block: Sizes, *arguments: Any, shared: int = 0, cooperative: bool = False) -> None:
+        assert cooperative or not self._name.endswith("small") or self._clusters
         assert all(tensor.is_contiguous() for tensor in arguments if isinstance(tensor, Tensor))
-        self._kernels.launch(self._name, grid, block, arguments, shared=shared, at_once=cooperative)
+        self._kernels.launch(self._name, grid, block, arguments, shared=shared, at_once=cooperative or self._clusters)
 
 
 class EmulatedProgram:
-    def __init__(self, entry: str, max_shared: int) -> None:
-        self._entry, self._max_shared = entry, max_shared
+    def __init__(self, entry: str, defines: Mapping[str, int | str]) -> None:
+        self._entry, self._defines = entry, defines
 
     def kernel(self, name: str, index: int) -> EmulatedKernel:
-        return EmulatedKernel(self._entry, name, self._max_shared)
+        return EmulatedKernel(self._entry, name, self._defines)
 
 
 def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -55,16 +54,22 @@ def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @contextmanager
-def kernels_on_the_cpu(*, largest_small: int = 256, max_shared: int = 227 << 10) -> Iterator[None]:
+def kernels_on_the_cpu(
+    *, largest_small: int = 256, max_shared: int = 227 << 10, clusters: bool = False
+) -> Iterator[None]:
     """CPU tensors are followed by emulated kernels, in memory full of NaN; sizes above `largest_small` by large.cu."""
+
+    def program(package: str, entry: str, defines: Mapping[str, int | str]) -> EmulatedProgram:
+        return EmulatedProgram(entry, {**defines, "CLUSTER": int(clusters)} if entry == "small.cu" else defines)
+
     cuda.kernels.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda, "usable", lambda changing, others: changing.dtype == torch.float32 and changing.numel() > 0)
         patch.setattr(cuda, "LARGEST_SMALL", largest_small)
-        patch.setattr(_cuda, "program", lambda package, entry, defines: EmulatedProgram(entry, max_shared))
-        patch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
-        multiprocessors = type("Properties", (), {"multi_processor_count": 3})
-        patch.setattr(torch.cuda, "get_device_properties", lambda index: multiprocessors)
+        patch.setattr(_cuda, "program", program)
+        patch.setattr(torch.cuda, "get_device_capability", lambda index: (9 if clusters else 8, 0))
+        properties = {"multi_processor_count": 3, "shared_memory_per_block_optin": max_shared}
+        patch.setattr(torch.cuda, "get_device_properties", lambda index: type("Properties", (), properties))
         patch.setattr(torch, "empty", poisoned(torch.empty))
         patch.setattr(torch, "empty_like", poisoned(torch.empty_like))
         patch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))

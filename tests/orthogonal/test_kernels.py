@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from ncgru.orthogonal import METHODS, ScaledCayley, cuda, packed_size
-from ncgru.orthogonal.cuda.small import shape_of
+from ncgru.orthogonal.cuda.small import chunk_of, rows_of, shared_bytes
 from ncgru.orthogonal.inverse import gradient_of, seal_of
 from tests.orthogonal.emulated import kernels_on_the_cpu
 from tests.orthogonal.measure import moved
 
 EPSILON = torch.finfo(torch.float32).eps
 LARGE = {"largest_small": 1}
+CLUSTERS = {"clusters": True}
+WAYS = pytest.mark.parametrize("options", [{}, CLUSTERS, LARGE], ids=["small", "clusters", "large"])
 
 
 def started(
@@ -35,7 +38,7 @@ def step(module: ScaledCayley, size: float, seed: int) -> Tensor:
     return moved(module.anchor, size / (2 * math.sqrt(module.size)), seed)
 
 
-def follow(module: ScaledCayley, packed: Tensor, **options: int) -> Tensor:
+def follow(module: ScaledCayley, packed: Tensor, **options: Any) -> Tensor:
     with kernels_on_the_cpu(**options), torch.no_grad():
         u: Tensor = module(packed)
     return u
@@ -51,13 +54,13 @@ def assert_alike(ours: ScaledCayley, theirs: ScaledCayley) -> None:
     assert (ours.matrix - theirs.matrix).abs().max() <= 4 * EPSILON
 
 
-@pytest.mark.parametrize("options", [{}, LARGE], ids=["small", "large"])
+@WAYS
 @pytest.mark.parametrize(
     ("method", "order"),
     [("hyperpower", 2), ("hyperpower", 1), ("hyperpower", 3), ("neumann", 2), ("neumann", 1), ("exact", 2)],
 )
 @pytest.mark.parametrize("n", [2, 3, 17])
-def test_states_follow_as_specified(n: int, method: str, order: int, options: dict[str, int]) -> None:
+def test_states_follow_as_specified(n: int, method: str, order: int, options: dict[str, Any]) -> None:
     module = started(n, 2, method, order, reset_every=4)
     twin = copy.deepcopy(module)
     for number, size in enumerate([1e-4, 1e-4, 1e-4, 10 ** (-4 / (order + 1)), 0.0, 30.0]):
@@ -71,9 +74,13 @@ def test_states_follow_as_specified(n: int, method: str, order: int, options: di
         assert_alike(module, twin)
 
 
-@pytest.mark.parametrize("options", [{"max_shared": 48 << 10}, {}, LARGE], ids=["chunks", "small", "large"])
-@pytest.mark.parametrize("n", [40, 70])
-def test_middle_sizes(n: int, options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"max_shared": 44 << 10}, {}, CLUSTERS, {**CLUSTERS, "max_shared": 44 << 10}, LARGE],
+    ids=["chunks", "small", "clusters", "clusters in chunks", "large"],
+)
+@pytest.mark.parametrize("n", [32, 33, 64])
+def test_middle_sizes(n: int, options: dict[str, Any]) -> None:
     module = started(n, 1)
     twin = copy.deepcopy(module)
     for number, size in enumerate((1e-4, 0.05)):
@@ -84,9 +91,27 @@ def test_middle_sizes(n: int, options: dict[str, int]) -> None:
         assert_alike(module, twin)
 
 
-@pytest.mark.parametrize("options", [{}, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("n", [97, 129, 193])
+def test_larger_sizes_and_their_gradients(n: int) -> None:
+    module = started(n, 1)
+    twin = copy.deepcopy(module)
+    packed = step(module, 1e-3, 1).requires_grad_()
+    grad = torch.randn(1, n, n, generator=torch.Generator().manual_seed(2))
+    with kernels_on_the_cpu(clusters=True):
+        (gradient,) = torch.autograd.grad(module(packed), packed, grad)
+    with torch.no_grad():
+        twin(packed)
+    assert_alike(module, twin)
+    truth = gradient_of(
+        grad.double(), None, *(value.double() for value in (module.matrix, module.inverse, module.signs))
+    )
+    assert truth is not None
+    assert (gradient - truth).abs().max() <= 8 * EPSILON * (1 + truth.abs().max())
+
+
+@WAYS
 @pytest.mark.parametrize("n", [2, 7, 33])
-def test_gradients(n: int, options: dict[str, int]) -> None:
+def test_gradients(n: int, options: dict[str, Any]) -> None:
     module = started(n, 2)
     packed = step(module, 1e-3, 1).requires_grad_()
     grad = torch.randn(2, n, n, generator=torch.Generator().manual_seed(2))
@@ -112,8 +137,8 @@ def test_second_derivatives_go_through_torch() -> None:
 
 
 @pytest.mark.parametrize("buffer", ["anchor", "inverse", "matrix", "signs", "seal"])
-@pytest.mark.parametrize("options", [{}, LARGE], ids=["small", "large"])
-def test_tampering_is_repaired_and_counted(options: dict[str, int], buffer: str) -> None:
+@WAYS
+def test_tampering_is_repaired_and_counted(options: dict[str, Any], buffer: str) -> None:
     module = started(6, 3)
     packed, before = module.anchor.clone(), copy.deepcopy(module)
     values = getattr(module, buffer)
@@ -129,9 +154,9 @@ def test_tampering_is_repaired_and_counted(options: dict[str, int], buffer: str)
     assert (module.refreshes - before.refreshes).tolist() == [0, 1, 0]
 
 
-@pytest.mark.parametrize("options", [{}, LARGE], ids=["small", "large"])
+@WAYS
 @pytest.mark.parametrize("method", METHODS)
-def test_nan_stays_with_its_matrix_and_goes_with_it(method: str, options: dict[str, int]) -> None:
+def test_nan_stays_with_its_matrix_and_goes_with_it(method: str, options: dict[str, Any]) -> None:
     module = started(5, 2, method)
     good = module.anchor.clone()
     bad = good.clone()
@@ -185,15 +210,16 @@ def test_reading_again_leaves_earlier_backward_passes_alone() -> None:
     assert torch.equal(first, packed.grad)
 
 
-@pytest.mark.parametrize("shared_limit", [99 << 10, 163 << 10, 227 << 10])
-def test_every_small_size_fits_into_shared_memory(shared_limit: int) -> None:
+@pytest.mark.parametrize(("shared_limit", "most"), [(99 << 10, 160), (163 << 10, 256), (227 << 10, 256)])
+def test_every_small_size_fits_into_shared_memory(shared_limit: int, most: int) -> None:
+    limit = shared_limit - cuda.STATIC_SHARED
     for n in range(2, cuda.LARGEST_SMALL + 1):
-        shape = shape_of(n, shared_limit)
-        assert shape.shared <= shared_limit
-        assert shape.chunk >= 8
-        assert shape.slices >= 1
-        assert shape.width * 8 >= n or shape.width == 16
-    assert shape_of(128, 227 << 10).chunk == 128
+        chunk = chunk_of(n, limit)
+        assert (chunk is not None) == (n <= most)
+        if chunk is not None:
+            assert n <= rows_of(n) < n + 64
+            assert shared_bytes(rows_of(n), chunk) <= limit
+    assert chunk_of(128, 227 << 10) == 128
 
 
 def test_why_not() -> None:

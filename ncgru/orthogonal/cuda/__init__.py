@@ -15,21 +15,24 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ncgru import _cuda
 from ncgru.orthogonal.cuda.large import LargeKernels
-from ncgru.orthogonal.cuda.small import SmallKernels
+from ncgru.orthogonal.cuda.small import LARGEST_ROWS, SmallKernels, chunk_of
 from ncgru.orthogonal.cuda.state import State
 
 __all__ = ["LARGEST_SMALL", "LargeKernels", "SmallKernels", "State", "kernels", "usable", "why_not"]
 
-LARGEST_SMALL = 256
-"""The most rows of a matrix that a group of eight blocks follows in one launch; above, torch multiplies."""
+LARGEST_SMALL = LARGEST_ROWS
+"""The most rows of a matrix that a group of eight blocks follows in one launch; above, torch multiplies. Where a block
+has little shared memory, as on GPUs that are not for data centres, the most is 160."""
 
 LEAST_CAPABILITY = (8, 0)
+STATIC_SHARED = 1024
 
 
 def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -60,7 +63,14 @@ def _device_problem(index: int) -> str | None:
 @functools.cache
 def kernels(n: int, index: int) -> SmallKernels | LargeKernels:
     """The kernels for matrices of n rows, at least 2, on a device."""
-    return SmallKernels(n, index) if n <= LARGEST_SMALL else LargeKernels(n, index)
+    chunk = chunk_of(n, _shared_limit(index)) if n <= LARGEST_SMALL else None
+    return LargeKernels(n, index) if chunk is None else SmallKernels(n, index, chunk)
+
+
+def _shared_limit(index: int) -> int:
+    """Bytes of shared memory that a block may have, but for the little that kernels take without asking."""
+    properties: Any = torch.cuda.get_device_properties(index)
+    return int(properties.shared_memory_per_block_optin) - STATIC_SHARED
 
 
 def usable(changing: Tensor, others: Collection[Tensor]) -> bool:

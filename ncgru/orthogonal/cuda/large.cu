@@ -185,6 +185,22 @@ __device__ void fill_probes(const Group& group, const Matrices& all, int number)
         z[at] = probe_sign(static_cast<int>(at / PROBES), static_cast<int>(at % PROBES));
 }
 
+// The columns of a matrix [n, n] that a block eliminates: every so many strips one.
+struct Strips {
+    double *system, *column;  // [n, n], [2, n]
+    int n, rank, size, owned;
+
+    __device__ Strips(const Group& group, double* system, double* column, int n)
+        : system(system), column(column), n(n), rank(group.rank), size(group.size) {
+        int strips = (n + STRIP - 1) / STRIP;
+        owned = (strips - rank + size - 1) / size * STRIP;
+    }
+    __device__ int number(int own) const { return (own / STRIP * size + rank) * STRIP + own % STRIP; }
+    __device__ double& at(int i, int own) const { return system[static_cast<index_t>(i) * n + number(own)]; }
+    __device__ const double* shown(int half) const { return column + half * n; }
+    __device__ void show(int half, int i, double x) const { column[half * n + i] = x; }
+};
+
 // The exact inverse of one matrix to `candidate`, in float64, from what lies there and the size of what it leaves.
 __device__ OUT_OF_LINE void make_exact(Group& group, const Matrices& all, int number, float left) {
     int n = all.n;
@@ -210,7 +226,7 @@ __device__ OUT_OF_LINE void make_exact(Group& group, const Matrices& all, int nu
     if (!done) {
         for (index_t i = group.first(); i < all.square; i += group.stride()) residual[i] = -system[i];
         group.wait();
-        gauss_jordan(group, residual, all.column, reinterpret_cast<double*>(dynamic_shared()), n, STRIP);
+        gauss_jordan(group, Strips(group, residual, all.column, n), reinterpret_cast<double*>(dynamic_shared()), n);
         from = residual;
     }
     if (from != all.candidate + at)

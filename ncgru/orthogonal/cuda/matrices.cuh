@@ -61,11 +61,34 @@ struct Group {
 
     __device__ Group(int rank, int size, unsigned* counter) : rank(rank), size(size), counter(counter), target(0) {}
 
+    // In a cluster all blocks have to be there before one writes to another's shared memory: each says so once, and
+    // later waits for the others.
+    __device__ void greet() {
+#if CLUSTER
+        cluster_arrive();
+#endif
+    }
+    __device__ void meet() {
+#if CLUSTER
+        cluster_wait();
+#endif
+    }
+
+    // Where block `to` of a cluster has what this block has at `mine`, in shared memory.
+    template <class T>
+    __device__ T* copy(T* mine, int to) const {
+#if CLUSTER
+        return static_cast<T*>(shared_of_block(mine, to));
+#else
+        return mine;
+#endif
+    }
+
     // All threads of all blocks come here; what any of them wrote before, all see afterwards.
     __device__ void wait() {
 #if CLUSTER
-        __cluster_barrier_arrive();
-        __cluster_barrier_wait();
+        cluster_arrive();
+        cluster_wait();
 #else
         __syncthreads();
         if (size == 1) return;
@@ -142,36 +165,34 @@ __device__ __forceinline__ index_t survey_state(
     return seal.sum;
 }
 
-// (I+A)^-1 in place in `system` [n, n], which holds I+A: Gauss and Jordan's elimination, without pivoting.
+// (I+A)^-1 in place of I+A: Gauss and Jordan's elimination, without pivoting.
 //
 // None is needed: every Schur complement of I+A is again I plus a positive semidefinite plus a skew matrix, so that no
 // pivot is below 1 in size, and none is larger than 1 + ‖A‖ + ‖A‖² in norm.
-// Block b owns the columns whose number divided by `width` leaves b, modulo the blocks. Each step takes the column of
-// the pivot as it was, which its owner shows in `column` [2, n]. `row` holds the pivot's row in shared memory, one
-// number for each column that the block owns.
-__device__ void gauss_jordan(Group& group, double* system, double* column, double* row, int n, int width) {
-    int tiles = (n + width - 1) / width;
-    int owned = (tiles - group.rank + group.size - 1) / group.size * width;  // the last ones may lie beyond n
-    for (index_t i = group.first(); i < n; i += group.stride()) column[i] = system[i * n];
+// Each block owns some of the columns: `columns` has how many are `owned`, the `number` of each in the matrix, which may be
+// beyond n, and its elements `at` each row. A step takes the column of the pivot as it was, which its owner shows to all
+// (`show`, `shown`). `row` holds the pivot's row in shared memory, one number for each column that the block owns.
+template <class Columns>
+__device__ void gauss_jordan(Group& group, const Columns& columns, double* row, int n) {
+    int owned = columns.owned;
+    for (int at = threadIdx.x; at < n * owned; at += THREADS)
+        if (columns.number(at % owned) == 0) columns.show(0, at / owned, columns.at(at / owned, at % owned));
     group.wait();
     for (int pivot = 0; pivot < n; ++pivot) {
-        const double* shown = column + pivot % 2 * static_cast<index_t>(n);
-        double* next = column + (pivot + 1) % 2 * static_cast<index_t>(n);
+        const double* shown = columns.shown(pivot % 2);
         double inverse = 1.0 / shown[pivot];
         for (int own = threadIdx.x; own < owned; own += THREADS) {
-            int j = (own / width * group.size + group.rank) * width + own % width;
-            if (j < n) row[own] = j == pivot ? inverse : system[static_cast<index_t>(pivot) * n + j] * inverse;
+            int j = columns.number(own);
+            if (j < n) row[own] = j == pivot ? inverse : columns.at(pivot, own) * inverse;
         }
         __syncthreads();
         for (int at = threadIdx.x; at < n * owned; at += THREADS) {
-            int i = at / owned, own = at % owned;
-            int j = (own / width * group.size + group.rank) * width + own % width;
+            int i = at / owned, own = at % owned, j = columns.number(own);
             if (j >= n) continue;
-            double* here = system + static_cast<index_t>(i) * n + j;
-            double old = j == pivot ? 0.0 : *here;
+            double old = j == pivot ? 0.0 : columns.at(i, own);
             double now = i == pivot ? row[own] : old - shown[i] * row[own];
-            *here = now;
-            if (j == pivot + 1) next[i] = now;
+            columns.at(i, own) = now;
+            if (j == pivot + 1) columns.show((pivot + 1) % 2, i, now);
         }
         group.wait();
     }

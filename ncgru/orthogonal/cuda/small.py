@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,94 +13,89 @@ from ncgru.orthogonal.skew import packed_size
 
 # As in small.cu and matrices.cuh.
 GROUP, TILE, THREADS, PROBES = 8, 4, 512, 8
-WIDEST_PANEL, MOST_SLICES, MOST_PARTIAL_BYTES = 16, 8, 64 << 10
+ROWS = (32, 64, 96, 128, 160, 192, 256)
+LARGEST_ROWS, WIDEST_CHUNK = ROWS[-1], 128
+MOST_SHARED = 227 << 10
+"""Of any GPU."""
 
 
-class Shape(NamedTuple):
-    """How a block cuts its work; see small.cu."""
-
-    width: int
-    slices: int
-    chunk: int
-    shared: int
+def rows_of(n: int) -> int:
+    """The rows that the kernels for matrices of n rows have room for."""
+    return next(rows for rows in ROWS if n <= rows)
 
 
-def shape_of(n: int, shared_limit: int) -> Shape:
-    """The cut for matrices of n rows in blocks with so much shared memory."""
-    rows = -(-n // TILE) * TILE
-    pitch = (n + 27) // 32 * 32 + 4
-    width = min(WIDEST_PANEL, -(-n // (GROUP * TILE)) * TILE)
-    slices = min(MOST_SLICES, THREADS // (rows // TILE * (width // TILE)))
-    while True:
-        # Parts of sums, a panel and block-wide sums in float64, a probed column; what is left is the stage.
-        fixed = 8 * (slices * rows * width + n * width + THREADS // 32) + 4 * n * TILE
-        chunk = min(-(-n // 8) * 8, (shared_limit - fixed) // (8 * pitch) // 8 * 8)
-        if chunk >= min(n, 16) or slices == 1:
-            break
-        slices -= 1
-    assert chunk >= 8, f"{shared_limit} bytes of shared memory are too few for n={n}"
-    return Shape(width, slices, chunk, fixed + 8 * pitch * chunk)
+def chunks_of(rows: int) -> list[int]:
+    """How many columns of a left operand may be staged at a time, the best first: all, or at most 64."""
+    whole = [rows] if rows <= WIDEST_CHUNK else []
+    return whole + [chunk for chunk in (64, 32) if chunk < rows and shared_bytes(rows, chunk) <= MOST_SHARED]
 
 
-def workspace_doubles(n: int) -> int:
-    """How many float64 of room in global memory one matrix takes; see `update_of` in small.cu."""
-    return n * n + 2 * n + 3 * GROUP + n * n + n * PROBES // 2
+def shared_bytes(rows: int, chunk: int) -> int:
+    """The shared memory of a block; see `Room` in small.cu."""
+    width = rows // GROUP
+    slices = min(THREADS // (rows // TILE * (width // TILE)), chunk // TILE)
+    parts = slices * rows * width
+    stage = max(8 * rows * (chunk + 2), 8 * parts, 4 * (rows * (chunk + 4) + parts))
+    return stage + 8 * chunk * width + mail_bytes(rows) + 8 * (THREADS // 32) + 4 * (2 * rows * width + 2 * rows)
+
+
+def mail_bytes(rows: int) -> int:
+    """What the blocks of a group tell each other; see `Mail` in small.cu."""
+    return 8 * (2 * rows + 2 * GROUP) + 4 * rows * (PROBES + 1)
+
+
+def chunk_of(n: int, shared_limit: int) -> int | None:
+    """The chunk for matrices of n rows in blocks with so much shared memory; None where that is too little."""
+    rows = rows_of(n)
+    return next((chunk for chunk in chunks_of(rows) if shared_bytes(rows, chunk) <= shared_limit), None)
+
+
+def program(rows: int, chunk: int) -> _cuda.Program:
+    """The program for matrices of up to so many rows."""
+    return _cuda.program("ncgru.orthogonal.cuda", "small.cu", {"ROWS": rows, "CHUNK": chunk})
 
 
 class SmallKernels:
     """The kernels of small.cu for matrices of n rows on one device."""
 
-    def __init__(self, n: int, index: int) -> None:
+    def __init__(self, n: int, index: int, chunk: int) -> None:
         self.n = n
-        clusters = torch.cuda.get_device_capability(index)[0] >= 9
-        program = _cuda.program("ncgru.orthogonal.cuda", "small.cu", {})
-        self._follow = program.kernel("follow_small", index)
-        self._gradient = program.kernel("gradient_small", index)
-        self._shape = shape_of(n, min(self._follow.max_shared, self._gradient.max_shared))
-        self._workspace = workspace_doubles(n)
-        self._clusters = clusters
+        rows = rows_of(n)
+        chosen = program(rows, chunk)
+        self._follow = chosen.kernel("follow_small", index)
+        self._gradient = chosen.kernel("gradient_small", index)
+        self._shared = shared_bytes(rows, chunk)
+        self._mail, self._products = mail_bytes(rows), 4 * rows * rows
+        self._clusters = torch.cuda.get_device_capability(index)[0] >= 9
         # Without clusters all blocks of a launch must be resident, so that they can wait for each other.
-        resident = (kernel.resident_blocks(THREADS, self._shape.shared) for kernel in (self._follow, self._gradient))
-        self._most = 65535 if clusters else max(1, min(resident) // GROUP)
+        resident = (kernel.resident_blocks(THREADS, self._shared) for kernel in (self._follow, self._gradient))
+        self._most = 65535 if self._clusters else max(1, min(resident) // GROUP)
 
     def follow(self, packed: Tensor, state: State, method: str, order: int, reset_every: int) -> tuple[Tensor, Tensor]:
         """Bring the state up to date with `packed`; copies of U and of the inverse."""
         packed = packed.contiguous()
         matrix, inverse = torch.empty_like(state.matrix), torch.empty_like(state.inverse)
+        options = METHOD_NUMBERS[method], order, reset_every
         count = state.updates.numel()
         if count <= self._most:
-            self._follow_part(packed, state, matrix, inverse, count, METHOD_NUMBERS[method], order, reset_every)
+            self._follow_part((packed, *state, matrix, inverse), count, options)
             return matrix, inverse
         flat = packed.view(count, -1), matrix.view(count, self.n, self.n), inverse.view(count, self.n, self.n)
         for first in range(0, count, self._most):
             part = state.part(first, self._most)
             vectors, us, inverses = (tensor[first : first + self._most] for tensor in flat)
-            self._follow_part(
-                vectors, part, us, inverses, len(part.updates), METHOD_NUMBERS[method], order, reset_every
-            )
+            self._follow_part((vectors, *part, us, inverses), len(vectors), options)
         return matrix, inverse
 
-    def _follow_part(
-        self, packed: Tensor, state: State, matrix: Tensor, inverse: Tensor, count: int, *options: int
-    ) -> None:
-        device = matrix.device
-        shape = self._shape
+    def _follow_part(self, tensors: Sequence[Tensor], count: int, options: Sequence[int]) -> None:
         self._follow.launch(
             (GROUP, count, 1),
             (THREADS, 1, 1),
-            packed,
-            *state,
-            matrix,
-            inverse,
-            torch.empty(count * self._workspace, dtype=torch.float64, device=device),
-            self._workspace,
-            self._counters(count, device),
+            *tensors,
+            *self._workspace(count, self._mail, tensors[0]),
             self.n,
-            shape.width,
-            shape.slices,
-            shape.chunk,
             *options,
-            shared=shape.shared,
+            shared=self._shared,
             cooperative=not self._clusters,
         )
 
@@ -110,8 +104,7 @@ class SmallKernels:
         n = self.n
         count = matrix.numel() // (n * n)
         gradient = matrix.new_empty(*matrix.shape[:-2], packed_size(n))
-        products = torch.empty_like(matrix)
-        operands = grad_matrix, matrix, inverse, signs, gradient, products
+        operands = grad_matrix, matrix, inverse, signs, gradient
         if count <= self._most:
             self._gradient_part(operands, count)
             return gradient
@@ -122,20 +115,21 @@ class SmallKernels:
         return gradient
 
     def _gradient_part(self, operands: Sequence[Tensor], count: int) -> None:
-        shape = self._shape
         self._gradient.launch(
             (GROUP, count, 1),
             (THREADS, 1, 1),
             *operands,
-            self._counters(count, operands[0].device),
+            *self._workspace(count, self._products, operands[0]),
             self.n,
-            shape.width,
-            shape.slices,
-            shape.chunk,
-            shared=shape.shared,
+            shared=self._shared,
             cooperative=not self._clusters,
         )
 
-    def _counters(self, count: int, device: torch.device) -> Tensor | None:
-        """Of the barriers; clusters have barriers of their own."""
-        return None if self._clusters else torch.zeros(count, dtype=torch.int32, device=device)
+    def _workspace(self, count: int, size: int, like: Tensor) -> tuple[tuple[Tensor, int] | None, ...]:
+        """Counters of the barriers, and `size` bytes for each matrix; clusters need neither."""
+        if self._clusters:
+            return None, None
+        counters = -(-count // 2)  # in words of 8 bytes
+        room = torch.empty(counters + count * (size // 8), dtype=torch.float64, device=like.device)
+        room[:counters].zero_()
+        return (room, 0), (room, 8 * counters)

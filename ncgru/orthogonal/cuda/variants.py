@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from ncgru._cuda import Variant, program
+from ncgru.orthogonal.cuda import small
 
 
 def variants() -> list[Variant]:
-    """Both programs; they know no macros."""
-    # Local memory is for the structures that large functions, which are called and not inlined, take by reference.
-    return [
-        Variant(program("ncgru.orthogonal.cuda", "small.cu", {}), local_bytes=320),
-        Variant(program("ncgru.orthogonal.cuda", "large.cu", {}), local_bytes=160),
+    """Every program."""
+    small_ones = [
+        Variant(small.program(rows, chunk), local_bytes=256 if rows < small.LARGEST_ROWS else 336)
+        for rows in small.ROWS
+        for chunk in small.chunks_of(rows)
     ]
+    # Local memory is for the structures that large functions, which are called and not inlined, take by reference.
+    return [*small_ones, Variant(program("ncgru.orthogonal.cuda", "large.cu", {}), local_bytes=160)]
