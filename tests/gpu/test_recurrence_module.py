@@ -174,7 +174,7 @@ def test_graphed_callables_train_alike(hidden: int) -> None:
     losses = []
     for graphed in (False, True):
         module = build("ncgru", hidden)
-        run = torch.cuda.make_graphed_callables(module, (x.clone().requires_grad_(),)) if graphed else module
+        run: Any = torch.cuda.make_graphed_callables(module, (x.clone().requires_grad_(),)) if graphed else module
         optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
         found = []
         for seed in range(6):
