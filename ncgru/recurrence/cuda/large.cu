@@ -3,14 +3,18 @@
 // A block owns W *slices* of 16 hidden units, in all gates, for the whole sequence; the blocks of a *group* (one
 // direction, up to `tiles` tiles of 8 rows of the batch) own all units between them. Each phase of a step is a product:
 // every block needs a whole vector (the state, r*h, or gradients) of which it has made only its own slices. So blocks
-// write what they have made into an exchange in global memory, which stays in the L2 cache, and read the rest from there.
+// write what they have made into an exchange in global memory, which stays in the L2 cache, and read the rest from
+// there. They do so for R tiles at a time, a *stack*: a weight that is read (and split) once serves all of these, and
+// whatever must be waited for is waited for once.
 //
 // A block has two kinds of warps:
 //
 //   product warps  wait for the vector, multiply it on the tensor cores (WARPS of them share the columns), and leave
 //                  partial sums in shared memory;
-//   cell warps     add these up, compute the cell, publish the next vector, and write the results. A thread has one
-//                  hidden unit (two in 16 bits) of one row of a tile.
+//   cell warps     add these up, compute the cell, publish the next vector, and write the results. An item of a
+//                  thread is one hidden unit (two in 16 bits) of one row of the stack.
+//
+// While cell warps work on one stack, product warps multiply the next.
 //
 // **Nobody waits at a barrier across blocks.** A word of the exchange that is not there yet holds EMPTY, bits that no
 // published word has; a reader reads until it finds something else. The vector read in phase f lies in slot f mod 4.
@@ -18,7 +22,7 @@
 // with its writer and a reader of it (which are the same two threads in every phase):
 //
 //   - No word is emptied before it is read. The writer acts after all of the vector of phase f has come, and each block
-//     published its part of that after it had used all of the vector of phase f-1 (of this tile).
+//     published its part of that after it had used all of the vector of phase f-1 (of this stack).
 //   - No old word is read for a new one. The writer empties X in phase f, passes a fence, and publishes another word Y
 //     in phase f+1; the reader reads Y in phase f+2, passes a fence, and only then looks at X, in phase f+3. So it
 //     sees X empty, or what the writer wrote after that.
@@ -31,12 +35,12 @@
 // float32 is split as x = high + low in two tf32, and the product taken as high*high + high*low + low*high, which is as
 // good as float32; TF32=1 keeps only the first.
 //
-// There are two kernels for each pass: the narrow one has the fewest slices a block that the GPU can do with, which is
-// fastest where a group has one tile; the wide one has more, so that there are more groups with fewer tiles each, and a
-// word that is read serves more products.
+// There are two kernels for each pass: the narrow one has the fewest slices a block that the GPU can do with, and takes
+// each tile alone, which is fastest where a group has one tile; the wide one may have more slices, so that there are
+// more groups with fewer tiles each and a word that is read serves more products, and takes STACK tiles at a time.
 //
-// Set by the compiler's options: HIDDEN, NARROW and WIDE (slices a block), STORAGE, TF32, RESET, PHI, HELD_R, HELD_U,
-// HELD_C.
+// Set by the compiler's options: HIDDEN, NARROW and WIDE (slices a block), STACK, STORAGE, TF32, RESET, PHI, HELD_R,
+// HELD_U, HELD_C, KEPT.
 //
 // Shapes: as in small.cu.
 
@@ -64,6 +68,7 @@
 #define LOADED 5  // the product warps have the matrices
 
 __host__ __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
+__host__ __device__ constexpr int max_of(int a, int b) { return a < b ? b : a; }
 
 __host__ __device__ constexpr int held(int gate) {
     return GATES == 1 || gate == 2 ? HELD_C : (gate == 1 ? HELD_U : HELD_R);
@@ -75,16 +80,43 @@ __host__ __device__ constexpr int count_held(int where, int gates) {
     return count;
 }
 
+// Of a matrix in registers a warp keeps the first KEPT pairs of its share there; the rest is in shared memory.
 #define IN_REGISTERS count_held(REGISTERS, GATES)
-#define IN_SHARED count_held(SHARED, GATES)
-#define CHUNK (SHARE < 2 || IN_REGISTERS ? min_of(SHARE, 2) : min_of(SHARE, 4))  // pairs of a read
-#define CHUNKS ((SHARE + CHUNK - 1) / CHUNK)
 
-// A cell thread has ITEMS places of PACK neighbouring units of one row, each in another slice.
-#define ALL_ITEMS (128 / PACK)  // of a slice
-__host__ __device__ constexpr int cell_threads(int slices) { return min_of(128, slices * ALL_ITEMS); }
-__host__ __device__ constexpr int items_of(int slices) { return slices * ALL_ITEMS / cell_threads(slices); }
-__host__ __device__ constexpr int threads_of(int slices) { return 32 * WARPS + cell_threads(slices); }
+__host__ __device__ constexpr int first_shared(int gate) {
+    return held(gate) == REGISTERS ? min_of(KEPT * WARPS, PAIRS) : 0;
+}
+
+__host__ __device__ constexpr int shared_pairs(int gate) {
+    return held(gate) == GLOBAL ? 0 : PAIRS - first_shared(gate);
+}
+
+__host__ __device__ constexpr int shared_before(int gate) {
+    return gate == 0 ? 0 : shared_before(gate - 1) + shared_pairs(gate - 1);
+}
+
+#define SHARED_PAIRS shared_before(GATES)
+
+// A stack of some tiles is read a few pairs at a time, and asked for so many reads ahead.
+__host__ __device__ constexpr int chunk_of(int tiles) {
+    return min_of(SHARE, max_of(1, (IN_REGISTERS ? 2 : 4) / tiles));
+}
+
+__host__ __device__ constexpr int chunks_of(int tiles) { return (SHARE + chunk_of(tiles) - 1) / chunk_of(tiles); }
+
+#define AHEAD 2
+
+// Rooms for the partial sums of a stack. Cell threads give one back as soon as they have read it, so all that a second
+// one saves is a barrier, where there is a single stack.
+__host__ __device__ constexpr int rooms_of(int tiles) { return tiles == 1 ? 2 : 1; }
+
+// A *square* is one slice of one tile. A cell thread has the same place in several squares: PACK neighbouring units of
+// one row.
+#define PLACES (128 / PACK)  // of a square
+__host__ __device__ constexpr int cell_threads(int squares) { return min_of(128, squares * PLACES); }
+__host__ __device__ constexpr int at_once(int squares) { return cell_threads(squares) / PLACES; }
+__host__ __device__ constexpr int items_of(int squares) { return (squares + at_once(squares) - 1) / at_once(squares); }
+__host__ __device__ constexpr int threads_of(int squares) { return 32 * WARPS + cell_threads(squares); }
 
 // What a launch is about: of D `directions` the `first_direction` and as many after it as the grid is deep, and of the
 // batch the tiles from `first` on, at most `tiles` a group.
@@ -96,15 +128,19 @@ struct Task {
 // This block's part of the task.
 struct Part {
     int direction, slice, tile, tiles;  // the first slice; first and number of tiles
+    int stacks;                         // of R tiles, the last of which may have fewer
+    int end;                            // the first row that is not the group's
     index_t group;
     bool backwards;
 
-    __device__ Part(const Task& task, int slices) {
+    __device__ Part(const Task& task, int slices, int tiles_of_stack) {
         direction = task.first_direction + blockIdx.z;
         slice = blockIdx.x * slices;
         int all = static_cast<int>((task.batch + 7) / 8);
         tile = task.first + blockIdx.y * task.tiles;
         tiles = min(task.tiles, all - tile);
+        stacks = (tiles + tiles_of_stack - 1) / tiles_of_stack;
+        end = static_cast<int>(min(task.batch, static_cast<index_t>(tile + tiles) * 8));
         group = static_cast<index_t>(blockIdx.z) * gridDim.y + blockIdx.y;
         backwards = task.directions == 2 ? direction == 1 : task.reverse != 0;
     }
@@ -127,62 +163,124 @@ struct Exchange {
     }
 };
 
+// ------------------------------------------------------------------------------------------------------------ items
+
+// An item of a cell thread at one step of one stack: PACK neighbouring units of one row.
+struct Cell {
+    int square;  // of the stack
+    int place;   // of the first unit in the partial sums of the square
+    int word;    // in the stack of a vector
+    bool there;  // the slice and the tile exist
+    int unit;    // the first
+    int row;
+    bool over;     // the row has ended before this step
+    index_t line;  // of [T, B, D]
+
+    template <int W, int R>
+    __device__ static __forceinline__ Cell make(
+        const Part& part, const Task& task, const index_t* lengths, int stack, int item, index_t t) {
+        constexpr int squares = W * R, together = at_once(squares);
+        const int thread = threadIdx.x - 32 * WARPS;
+        const int row_of_tile = thread % PLACES / (16 / PACK), unit_of_slice = thread % (16 / PACK) * PACK;
+        Cell at;
+        at.square = together == 1 ? item : item * together + thread / PLACES;
+        at.there = squares % together == 0 || at.square < squares;
+        if (!at.there) at.square = 0;
+        int tile_of_stack = at.square / W, slice = part.slice + at.square % W, tile = stack * R + tile_of_stack;
+        at.there = at.there && slice < SLICES && tile < part.tiles;
+        at.place = row_of_tile * PARTIAL_ROW + unit_of_slice;
+        at.word = (tile_of_stack * PAIRS + slice / PACK) * 128 + row_of_tile * 16 + slice % PACK * 8;
+        at.word += unit_of_slice / PACK;
+        at.unit = slice * 16 + unit_of_slice;
+        at.row = at.there ? (part.tile + tile) * 8 + row_of_tile : part.end;
+        at.over = at.row >= part.end || t >= (lengths ? lengths[at.row] : task.steps);
+        at.line = t * task.batch * task.directions + part.direction + at.row * task.directions;
+        return at;
+    }
+
+    __device__ __forceinline__ bool real(int k, const Part& part) const {
+        return row < part.end && (HIDDEN % PACK == 0 ? unit : unit + k) < HIDDEN;
+    }
+
+    __device__ __forceinline__ index_t state() const { return line * HIDDEN + unit; }
+    __device__ __forceinline__ index_t gate(int i) const { return line * (GATES * HIDDEN) + i * HIDDEN + unit; }
+    __device__ __forceinline__ index_t start(const Part& part, const Task& task) const {
+        return (part.direction * task.batch + row) * HIDDEN + unit;
+    }
+};
+
+// All items of a cell thread, worked out before it waits.
+template <int W, int R>
+struct Cells {
+    Cell of[items_of(W * R)];
+
+    __device__ __forceinline__ Cells(const Part& part, const Task& task, const index_t* lengths, int stack, index_t t) {
+#pragma unroll
+        for (int item = 0; item < items_of(W * R); ++item)
+            of[item] = Cell::make<W, R>(part, task, lengths, stack, item, t);
+    }
+};
+
 // ---------------------------------------------------------------------------------------------------- product warps
 
 __device__ __forceinline__ int share_pair(int i) { return i * WARPS + static_cast<int>(threadIdx.x) / 32; }
 
+// Whether this warp's share has that many pairs; known to the compiler for all but the last one.
+__device__ __forceinline__ bool in_share(int i) {
+    return i + 1 < SHARE || (i < SHARE && (PAIRS % WARPS == 0 || share_pair(i) < PAIRS));
+}
+
 // Whether any block makes the words that this lane reads of a pair.
 __device__ __forceinline__ bool exists(int pair) {
-    int slice = pair * PACK + (PACK == 2 ? threadIdx.x % 4 / 2 : 0);
-    return slice < SLICES;
+    return SLICES % PACK == 0 || pair * PACK + (PACK == 2 ? threadIdx.x % 4 / 2 : 0) < SLICES;
 }
 
 __device__ __forceinline__ bool is_empty(const uint4& x) {
     return x.x == EMPTY || x.y == EMPTY || x.z == EMPTY || x.w == EMPTY;
 }
 
-// This lane's words of CHUNK pairs of a vector.
+// This lane's words of some pairs of a vector, for R tiles. What nobody makes is 0.
+template <int R>
 struct Words {
-    uint4 of[CHUNK];
-    const uint4* from;
-    int first;  // the first of the pairs in the warp's share
+    uint4 of[chunk_of(R)][R];
+    const uint4* from;  // this lane's first word of them
 
-    __device__ __forceinline__ bool has(int i) const { return first + i < SHARE && share_pair(first + i) < PAIRS; }
-
-    __device__ __forceinline__ void load(int i) {
-        int pair = share_pair(first + i);
-        if (exists(pair)) of[i] = load_relaxed(from + pair * 32);
+    __device__ __forceinline__ void load(int i, int tile) {
+        of[i][tile] = load_relaxed(from + (i * WARPS + tile * PAIRS) * 32);
     }
 
-    // Ask for the words, without waiting.
-    __device__ __forceinline__ void request(const unsigned* vector, int first_pair) {
-        from = reinterpret_cast<const uint4*>(vector) + threadIdx.x % 32;
-        first = first_pair;
+    // Ask for the words of the share's pairs from `first` on and of the first `tiles` tiles, without waiting.
+    __device__ __forceinline__ void request(const unsigned* vector, int first, int tiles) {
+        from = reinterpret_cast<const uint4*>(vector) + share_pair(first) * 32 + threadIdx.x % 32;
 #pragma unroll
-        for (int i = 0; i < CHUNK; ++i) {
-            of[i] = make_uint4(0, 0, 0, 0);
-            if (has(i)) load(i);
-        }
-    }
-
-    // Ask again for what has not come; true if that was anything.
-    __device__ __forceinline__ bool renew() {
-        bool missing = false;
+        for (int tile = 0; tile < R; ++tile)
 #pragma unroll
-        for (int i = 0; i < CHUNK; ++i)
-            if (has(i) && any_lane(is_empty(of[i]))) {
-                load(i);
-                missing = true;
+            for (int i = 0; i < chunk_of(R); ++i) {
+                of[i][tile] = make_uint4(0, 0, 0, 0);
+                if (tile < tiles && in_share(first + i) && exists(share_pair(first + i))) load(i, tile);
             }
-        return missing;
+    }
+
+    __device__ __forceinline__ bool missing() const {
+        bool any = false;
+#pragma unroll
+        for (int i = 0; i < chunk_of(R) * R; ++i) any = any || is_empty(of[i / R][i % R]);
+        return any;
+    }
+
+    // Ask again for what has not come.
+    __device__ __forceinline__ void renew() {
+#pragma unroll
+        for (int i = 0; i < chunk_of(R) * R; ++i)
+            if (is_empty(of[i / R][i % R])) load(i / R, i % R);
     }
 };
 
 // The fragments of this warp's share of the block's matrices.
 template <int W>
 struct Matrices {
-    unsigned kept[IN_REGISTERS ? IN_REGISTERS : 1][W][SHARE][2][4];
-    const uint4* shared;  // [IN_SHARED, W, PAIRS, 2, 32 lanes]
+    unsigned kept[max_of(1, IN_REGISTERS)][W][max_of(1, KEPT)][2][4];
+    const uint4* shared;  // gate after gate [W, shared pairs, 2, 32 lanes]
     const uint4* global;  // [GATES, W * blocks, PAIRS, 2, 32 lanes], from the block's first slice on
     int stride;           // from gate to gate there
 
@@ -200,37 +298,44 @@ struct Matrices {
 
     template <int GATE>
     __device__ __forceinline__ void fetch(uint4* room) {
-        constexpr int where = held(GATE), place = count_held(where, GATE);
+        constexpr int pairs = shared_pairs(GATE), place = count_held(REGISTERS, GATE);
         const uint4* matrix = global + GATE * stride;
-        if constexpr (where == REGISTERS) {
+        if constexpr (held(GATE) == REGISTERS) {
 #pragma unroll
-            for (int i = 0; i < W * SHARE * 2; ++i) {
-                int pair = share_pair(i / 2 % SHARE);
+            for (int i = 0; i < W * KEPT * 2; ++i) {
+                int w = i / 2 / KEPT, of_share = i / 2 % KEPT;
                 uint4 x = make_uint4(0, 0, 0, 0);
-                if (pair < PAIRS) x = matrix[((i / 2 / SHARE * PAIRS + pair) * 2 + i % 2) * 32];
-                unsigned(&to)[4] = kept[place][i / 2 / SHARE][i / 2 % SHARE][i % 2];
+                if (in_share(of_share)) x = matrix[((w * PAIRS + share_pair(of_share)) * 2 + i % 2) * 32];
+                unsigned(&to)[4] = kept[place][w][of_share][i % 2];
                 to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
             }
         }
-        if constexpr (where == SHARED)
-            for (int i = threadIdx.x; i < W * PAIRS * 64; i += 32 * WARPS)
-                room[place * W * PAIRS * 64 + i] = matrix[i - static_cast<int>(threadIdx.x) % 32];
+        const uint4* from = matrix - threadIdx.x % 32;
+        for (int i = threadIdx.x; i < W * pairs * 64; i += 32 * WARPS) {
+            int w = i / max_of(1, pairs * 64);
+            room[shared_before(GATE) * W * 64 + i] = from[i + (w + 1) * first_shared(GATE) * 64];
+        }
     }
 
-    // Of the slice `w`, the `i`-th pair of the share.
+    // Both halves of the `i`-th pair of the share, of the slice `w`.
     template <int GATE>
-    __device__ __forceinline__ void read(unsigned (&a)[4], int w, int i, int half) const {
-        constexpr int where = held(GATE), place = count_held(where, GATE);
-        if constexpr (where == REGISTERS) {
+    __device__ __forceinline__ void read(unsigned (&a)[2][4], int w, int i) const {
+        constexpr int where = held(GATE), place = count_held(REGISTERS, GATE);
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                a[k] = kept[place][w][i][half][k];
-                if (SPLIT && W * IN_REGISTERS * SHARE > 6) hide(a[k]);  // high and low would take twice the registers
+        for (int half = 0; half < 2; ++half) {
+            if (where == REGISTERS && i < KEPT) {
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    a[half][k] = kept[place][w][i][half][k];
+                    // High and low would take twice the registers.
+                    if (SPLIT && W * IN_REGISTERS * KEPT > 6) hide(a[half][k]);
+                }
+            } else {
+                int there = ((w * PAIRS + share_pair(i)) * 2 + half) * 32;
+                int here = there - ((w + 1) * first_shared(GATE) - shared_before(GATE) * W) * 64;
+                uint4 x = where == GLOBAL ? global[GATE * stride + there] : shared[here];
+                a[half][0] = x.x, a[half][1] = x.y, a[half][2] = x.z, a[half][3] = x.w;
             }
-        } else {
-            int at = ((w * PAIRS + share_pair(i)) * 2 + half) * 32;
-            uint4 x = where == SHARED ? shared[place * W * PAIRS * 64 + at] : global[GATE * stride + at];
-            a[0] = x.x, a[1] = x.y, a[2] = x.z, a[3] = x.w;
         }
     }
 };
@@ -251,240 +356,237 @@ __device__ __forceinline__ void split(const unsigned (&x)[COUNT], unsigned (&hig
 // Partial sums of this warp; COUNT of these are under way at once.
 //
 // The tensor cores cut off what they add to a sum, where a processor rounds. So where float32 is wanted, they sum the
-// products of high parts over one pair only, and these sums are added up outside; the small rest they may keep.
+// products of one pair only, the small ones first, and these sums are added up outside. A lone sum keeps the small
+// products apart all along, so that there are chains enough that do not wait for each other.
 template <int COUNT>
 struct Sums {
-    static constexpr int HALVES = COUNT == 1 ? 2 : 1;  // chains that do not wait for each other
-    float of[HALVES][4], rest[HALVES][4];
+    static constexpr bool LONE = COUNT == 1;
+    float of[LONE ? 2 : 1][4], rest[2][4];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int k = 0; k < 4 * HALVES; ++k) of[k / 4][k % 4] = rest[k / 4][k % 4] = 0.0f;
+        for (int k = 0; k < 4; ++k) {
+            of[0][k] = of[LONE][k] = 0.0f;
+            rest[0][k] = rest[1][k] = 0.0f;
+        }
     }
 
-    __device__ __forceinline__ void add(const unsigned (&a)[4], const unsigned (&b)[2], int half) {
-        float(&chain)[4] = of[half % HALVES];
+    __device__ __forceinline__ void add(const unsigned (&a)[2][4], const unsigned (&b)[2][2]) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float(&chain)[4] = of[half * LONE];
 #if STORAGE == BFLOAT16
-        mma_bfloat16(chain, a, b);
+            mma_bfloat16(chain, a[half], b[half]);
 #elif STORAGE == FLOAT16
-        mma_float16(chain, a, b);
+            mma_float16(chain, a[half], b[half]);
 #else
-        mma_tf32(chain, a, b);
+            mma_tf32(chain, a[half], b[half]);
 #endif
+        }
     }
 
-    // b is split already; `pair` collects the high products of both halves of a pair.
+    // Both are split already.
     __device__ __forceinline__ void add_split(
-        float (&pair)[4], const unsigned (&a)[4], const unsigned (&b_high)[2], const unsigned (&b_low)[2], int half) {
-        unsigned high[4], low[4];
-        split(a, high, low);
-        mma_tf32(rest[half % HALVES], low, b_high);
-        mma_tf32(rest[half % HALVES], high, b_low);
-        mma_tf32(pair, high, b_high);
-        if (half == 0) return;
+        const unsigned (&a)[2][4], const unsigned (&a_low)[2][4], const unsigned (&b)[2][2],
+        const unsigned (&b_low)[2][2]) {
+        float pair[4] = {};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            mma_tf32(LONE ? rest[half] : pair, a_low[half], b[half]);
+            mma_tf32(LONE ? rest[half] : pair, a[half], b_low[half]);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) mma_tf32(pair, a[half], b[half]);
 #pragma unroll
         for (int k = 0; k < 4; ++k) of[0][k] += pair[k];
     }
 
     __device__ __forceinline__ float total(int k) const {
-        float sum = of[0][k];
-        if constexpr (!SPLIT && HALVES == 2) sum += of[HALVES - 1][k];
-        if constexpr (SPLIT) sum += HALVES == 2 ? rest[0][k] + rest[HALVES - 1][k] : rest[0][k];
-        return sum;
+        if (!LONE) return of[0][k];
+        return SPLIT ? of[0][k] + (rest[0][k] + rest[1][k]) : of[0][k] + of[LONE][k];
     }
 };
 
-// sums[m][w] += the matrix of gate FIRST+m and slice w times the words of CHUNK pairs, from the share's pair AT on.
-template <int FIRST, int AT, int COUNT, int W>
+template <int COUNT, int W, int R>
+struct AllSums {
+    Sums<COUNT * W * R> of[COUNT][W][R];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < COUNT * W * R; ++i) of[i / (W * R)][i / R % W][i % R].clear();
+    }
+};
+
+// Add to the sums [m][w] the products of the matrix of gate FIRST+m and slice w with a chunk of the words, from the
+// share's pair AT on.
+template <int FIRST, int AT, int COUNT, int W, int R>
 __device__ __forceinline__ void multiply(
-    Sums<COUNT * W> (&sums)[COUNT][W], const Matrices<W>& matrices, const uint4 (&words)[CHUNK]) {
+    AllSums<COUNT, W, R>& sums, const Matrices<W>& matrices, const uint4 (&words)[chunk_of(R)][R]) {
 #pragma unroll
-    for (int i = 0; i < CHUNK; ++i) {
-        if (AT + i >= SHARE || share_pair(AT + i) >= PAIRS) continue;
-        const unsigned all[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
-        float pairs[COUNT][W][4] = {};
+    for (int i = 0; i < chunk_of(R); ++i) {
+        if (!in_share(AT + i)) continue;
+        unsigned b[R][2][2], low[R][2][2];  // [tile, half, word]; b is high once it is split
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const unsigned b[2] = {all[2 * half], all[2 * half + 1]};
-            unsigned high[2], low[2];
-            if constexpr (SPLIT) split(b, high, low);
+        for (int k = 0; k < 2 * R; ++k) {
+            const uint4& x = words[i][k / 2];
+            unsigned(&all)[2] = b[k / 2][k % 2];
+            all[0] = k % 2 ? x.z : x.x, all[1] = k % 2 ? x.w : x.y;
+            if constexpr (SPLIT) split(all, all, low[k / 2][k % 2]);
+        }
+        auto add = [&](int m, int w, unsigned(&a)[2][4]) {
+            unsigned a_low[2][4];
+            if constexpr (SPLIT) split(a[0], a[0], a_low[0]), split(a[1], a[1], a_low[1]);
 #pragma unroll
-            for (int w = 0; w < W; ++w) {
-                auto add = [&](int m, const unsigned(&a)[4]) {
-                    if constexpr (SPLIT) sums[m][w].add_split(pairs[m][w], a, high, low, half);
-                    else sums[m][w].add(a, b, half);
-                };
-                unsigned a[4];
-                matrices.template read<FIRST>(a, w, AT + i, half);
-                add(0, a);
-                if constexpr (COUNT > 1) {
-                    matrices.template read<FIRST + 1>(a, w, AT + i, half);
-                    add(1, a);
-                }
-                if constexpr (COUNT > 2) {
-                    matrices.template read<FIRST + 2>(a, w, AT + i, half);
-                    add(2, a);
-                }
+            for (int r = 0; r < R; ++r) {
+                Sums<COUNT * W * R>& sum = sums.of[m][w][r];
+                if constexpr (SPLIT) sum.add_split(a, a_low, b[r], low[r]);
+                else sum.add(a, b[r]);
+            }
+        };
+#pragma unroll
+        for (int w = 0; w < W; ++w) {
+            unsigned a[2][4];
+            matrices.template read<FIRST>(a, w, AT + i);
+            add(0, w, a);
+            if constexpr (COUNT > 1) {
+                matrices.template read<FIRST + 1>(a, w, AT + i);
+                add(1, w, a);
+            }
+            if constexpr (COUNT > 2) {
+                matrices.template read<FIRST + 2>(a, w, AT + i);
+                add(2, w, a);
             }
         }
     }
 }
 
-// The partial sums of one tile: [2 turns, COUNT, W, WARPS, PARTIAL].
-template <int COUNT, int W>
+// The partial sums of one stack: [rooms, COUNT, squares, WARPS, PARTIAL].
+template <int COUNT, int W, int R>
 struct Partials {
+    static constexpr int THREADS = threads_of(W * R), ROOMS = rooms_of(R);
+    static constexpr int SIZE = ROOMS * COUNT * W * R * WARPS * PARTIAL;
     float* room;
     int turn = 0;
-    bool several;  // tiles take turns with the two rooms; a single one's turns are phases apart
+    bool waits;  // for the room; with two of them, a single stack's turns are phases apart
 
-    __device__ Partials(float* shared, const Part& part) : room(shared), several(part.tiles > 1) {}
+    __device__ Partials(float* shared, const Part& part) : room(shared), waits(ROOMS == 1 || part.stacks > 1) {}
 
-    __device__ float* of(int m, int w) const { return room + ((turn % 2 * COUNT + m) * W + w) * (WARPS * PARTIAL); }
+    __device__ __forceinline__ float* of(int m, int square) const {
+        return room + ((turn % ROOMS * COUNT + m) * (W * R) + square) * (WARPS * PARTIAL);
+    }
 
     // A product warp leaves its sums.
     template <int USED>
-    __device__ __forceinline__ void leave(const Sums<USED * W> (&sums)[USED][W]) {
-        if (several) barrier_sync(FREE + turn % 2, threads_of(W));
+    __device__ __forceinline__ void leave(const AllSums<USED, W, R>& sums) {
+        if (waits) barrier_sync(FREE + turn % ROOMS, THREADS);
         int at = threadIdx.x / 32 * PARTIAL + threadIdx.x % 4 * (2 * PARTIAL_ROW) + threadIdx.x % 32 / 4;
 #pragma unroll
         for (int m = 0; m < USED; ++m)
 #pragma unroll
-            for (int w = 0; w < W; ++w) {
-                float* to = of(m, w) + at;
-                to[0] = sums[m][w].total(0), to[PARTIAL_ROW] = sums[m][w].total(1);
-                to[8] = sums[m][w].total(2), to[PARTIAL_ROW + 8] = sums[m][w].total(3);
+            for (int square = 0; square < W * R; ++square) {
+                const Sums<USED * W * R>& sum = sums.of[m][square % W][square / W];
+                float* to = of(m, square) + at;
+                to[0] = sum.total(0), to[PARTIAL_ROW] = sum.total(1);
+                to[8] = sum.total(2), to[PARTIAL_ROW + 8] = sum.total(3);
             }
-        barrier_arrive(FULL + turn % 2, threads_of(W));
+        barrier_arrive(FULL + turn % ROOMS, THREADS);
         ++turn;
     }
 
-    // A cell thread waits for sums, reads them, and gives the room back.
-    __device__ __forceinline__ void open() { barrier_sync(FULL + turn % 2, threads_of(W)); }
-
-    __device__ __forceinline__ float sum(int m, int w, int place) const {
-        const float* from = of(m, w) + place;
-        float total = 0.0f;
-#pragma unroll
-        for (int warp = 0; warp < WARPS; ++warp) total += from[warp * PARTIAL];
-        return total;
+    // In pairs, for a shorter wait.
+    template <int TERMS>
+    __device__ __forceinline__ static float sum(const float* from) {
+        constexpr int half = TERMS / 2;
+        if constexpr (half == 0) return *from;
+        else return sum<TERMS - half>(from) + sum<half>(from + (TERMS - half) * PARTIAL);
     }
 
-    __device__ __forceinline__ void close() {
-        if (several) barrier_arrive(FREE + turn % 2, threads_of(W));
+    // A cell thread waits for the sums of its items, reads them, and gives the room back.
+    template <int USED>
+    __device__ __forceinline__ void take(float (&sums)[USED][items_of(W * R)][PACK], const Cells<W, R>& at) {
+        barrier_sync(FULL + turn % ROOMS, THREADS);
+#pragma unroll
+        for (int m = 0; m < USED; ++m)
+#pragma unroll
+            for (int item = 0; item < items_of(W * R); ++item)
+#pragma unroll
+                for (int k = 0; k < PACK; ++k)
+                    sums[m][item][k] = sum<WARPS>(of(m, at.of[item].square) + at.of[item].place + k);
+        if (waits) barrier_arrive(FREE + turn % ROOMS, THREADS);
         ++turn;
     }
 
     __device__ void begin() const {
-        if (!several) return;
-        barrier_arrive(FREE, threads_of(W));
-        barrier_arrive(FREE + 1, threads_of(W));
+        if (!waits) return;
+#pragma unroll
+        for (int i = 0; i < ROOMS; ++i) barrier_arrive(FREE + i, THREADS);
     }
 };
 
 // The products of one phase, for every tile of the group. `Product` says what they are: COUNT gates from gate
 // `first(i)` on times vector `vector(i)`, for i < VECTORS, all added up.
 //
-// Words are asked for two reads ahead, across tiles too.
-template <typename Product, int W, int SLOT_VECTORS, int PARTIAL_COUNT>
+// Words are asked for AHEAD reads ahead, across stacks too.
+template <typename Product, int W, int R, int SLOT_VECTORS, int PARTIAL_COUNT>
 struct Phase {
-    static constexpr int READS = Product::VECTORS * CHUNKS;  // of a tile
+    static constexpr int CHUNKS = chunks_of(R), READS = Product::VECTORS * CHUNKS;  // of a stack
     const Matrices<W>& matrices;
     const Exchange<SLOT_VECTORS>& exchange;
     const Part& part;
     index_t phase;
-    Words next, after_next;
+    Words<R> ahead[AHEAD];
 
     template <int READ>
-    __device__ __forceinline__ void request(Words& words, int tile) {
+    __device__ __forceinline__ void request(Words<R>& words, int stack) {
         constexpr int vector = READ % READS / CHUNKS, chunk = READ % CHUNKS;
-        tile += READ / READS;
-        words.first = SHARE;
-        if (tile < part.tiles) words.request(exchange.at(phase, Product::vector(vector), tile), chunk * CHUNK);
+        int tile = (stack + READ / READS) * R;
+        if (tile < part.tiles)
+            words.request(exchange.at(phase, Product::vector(vector), tile), chunk * chunk_of(R), part.tiles - tile);
+        else words = {};
     }
 
     template <int READ>
-    __device__ __forceinline__ void add(Sums<Product::COUNT * W> (&sums)[Product::COUNT][W], int tile) {
+    __device__ __forceinline__ void add(AllSums<Product::COUNT, W, R>& sums, int stack) {
         if constexpr (READ < READS) {
-            while (next.renew()) {}
-            const Words now = next;
-            next = after_next;
-            if (READS > 1 && part.tiles == 1) next.renew();  // asked for before it could have come
-            request<READ + 2>(after_next, tile);
-            multiply<Product::first(READ / CHUNKS), READ % CHUNKS * CHUNK, Product::COUNT, W>(sums, matrices, now.of);
-            add<READ + 1>(sums, tile);
+            while (any_lane(ahead[0].missing())) ahead[0].renew();
+            const Words<R> now = ahead[0];
+#pragma unroll
+            for (int i = 0; i + 1 < AHEAD; ++i) ahead[i] = ahead[i + 1];
+            if (READS > 1 && part.stacks == 1) ahead[0].renew();  // asked for before it could have come
+            request<READ + AHEAD>(ahead[AHEAD - 1], stack);
+            multiply<Product::first(READ / CHUNKS), READ % CHUNKS * chunk_of(R)>(sums, matrices, now.of);
+            add<READ + 1>(sums, stack);
         }
     }
 
-    __device__ __forceinline__ void run(Partials<PARTIAL_COUNT, W>& partials) {
-        request<0>(next, 0);
-        request<1>(after_next, 0);
-        for (int tile = 0; tile < part.tiles; ++tile) {
-            Sums<Product::COUNT * W> sums[Product::COUNT][W];
-#pragma unroll
-            for (auto& gate : sums)
-#pragma unroll
-                for (auto& slice : gate) slice.clear();
-            add<0>(sums, tile);
+    template <int READ>
+    __device__ __forceinline__ void begin() {
+        if constexpr (READ < AHEAD) {
+            request<READ>(ahead[READ], 0);
+            begin<READ + 1>();
+        }
+    }
+
+    __device__ __forceinline__ void run(Partials<PARTIAL_COUNT, W, R>& partials) {
+        begin<0>();
+        for (int stack = 0; stack < part.stacks; ++stack) {
+            AllSums<Product::COUNT, W, R> sums;
+            sums.clear();
+            add<0>(sums, stack);
             partials.leave(sums);
         }
         fence();  // before looking at words that were emptied two phases ago
     }
 };
 
-template <typename Product, int W, int SLOT_VECTORS, int PARTIAL_COUNT>
+template <typename Product, int W, int R, int SLOT_VECTORS, int PARTIAL_COUNT>
 __device__ __forceinline__ void run_phase(
     const Matrices<W>& matrices, const Exchange<SLOT_VECTORS>& exchange, const Part& part,
-    Partials<PARTIAL_COUNT, W>& partials, index_t phase) {
-    Phase<Product, W, SLOT_VECTORS, PARTIAL_COUNT>{matrices, exchange, part, phase, {}, {}}.run(partials);
+    Partials<PARTIAL_COUNT, W, R>& partials, index_t phase) {
+    Phase<Product, W, R, SLOT_VECTORS, PARTIAL_COUNT>{matrices, exchange, part, phase, {}}.run(partials);
 }
 
 // ------------------------------------------------------------------------------------------------------- cell warps
-
-// One place of a cell thread at one step of one tile: PACK neighbouring units of one row.
-struct Cell {
-    int slice;   // of the block's
-    int place;   // of the first unit in the partial sums
-    int word;    // in a tile of a vector
-    bool there;  // the slice exists
-    int unit;    // the first
-    index_t row;
-    index_t length;  // the steps before it are alive
-    index_t state, gate;  // where the first unit lies in hidden and in gates
-    index_t start;        // and in the initial state
-
-    template <int W>
-    __device__ static Cell make(const Part& part, const Task& task, const index_t* lengths, int tile, int item, index_t t) {
-        Cell at;
-        int index = item * cell_threads(W) + threadIdx.x - 32 * WARPS;
-        int row_of_tile = index % ALL_ITEMS / (16 / PACK), unit_of_slice = index % (16 / PACK) * PACK;
-        at.slice = index / ALL_ITEMS;
-        int slice = part.slice + at.slice;
-        at.there = slice < SLICES;
-        at.place = row_of_tile * PARTIAL_ROW + unit_of_slice;
-        at.word = slice / PACK * 128 + row_of_tile * 16 + slice % PACK * 8 + unit_of_slice / PACK;
-        at.unit = slice * 16 + unit_of_slice;
-        at.row = static_cast<index_t>(part.tile + tile) * 8 + row_of_tile;
-        at.length = at.row >= task.batch ? 0 : (lengths ? lengths[at.row] : task.steps);
-        index_t line = (t * task.batch + at.row) * task.directions + part.direction;
-        at.state = line * HIDDEN + at.unit;
-        at.gate = line * (GATES * HIDDEN) + at.unit;
-        at.start = (static_cast<index_t>(part.direction) * task.batch + at.row) * HIDDEN + at.unit;
-        return at;
-    }
-
-    __device__ bool real(int k, const Task& task) const { return row < task.batch && unit + k < HIDDEN; }
-};
-
-// All places of a cell thread, worked out before it waits.
-template <int W>
-struct Cells {
-    Cell of[items_of(W)];
-
-    __device__ Cells(const Part& part, const Task& task, const index_t* lengths, int tile, index_t t) {
-#pragma unroll
-        for (int item = 0; item < items_of(W); ++item) of[item] = Cell::make<W>(part, task, lengths, tile, item, t);
-    }
-};
 
 __device__ __forceinline__ unsigned word_of(const float (&x)[PACK]) {
 #if STORAGE == FLOAT32
@@ -496,24 +598,63 @@ __device__ __forceinline__ unsigned word_of(const float (&x)[PACK]) {
 }
 
 template <typename T>
-__device__ __forceinline__ void write(T* to, const float (&x)[PACK], const Cell& at, const Task& task) {
-#pragma unroll
-    for (int k = 0; k < PACK; ++k)
-        if (at.real(k, task)) {
-            if constexpr (sizeof(T) == sizeof(float)) to[k] = x[k];
-            else to[k] = store(x[k]);
-        }
+struct __align__(2 * sizeof(T)) Two {
+    T first, second;
+};
+
+template <typename T>
+__device__ __forceinline__ float load_as(T x) {
+    if constexpr (sizeof(T) == sizeof(float)) return x;
+    else return load(&x);
 }
 
-// What cell threads remember of each tile from phase to phase: [FIELDS, tiles, items, PACK, cell threads].
-template <int W>
+template <typename T>
+__device__ __forceinline__ T store_as(float x) {
+    if constexpr (sizeof(T) == sizeof(float)) return x;
+    else return store(x);
+}
+
+// Neighbouring numbers of an item lie in one word of PACK numbers, where all do.
+template <typename T>
+__device__ __forceinline__ void write(T* to, const float (&x)[PACK], const Cell& at, const Part& part) {
+    if (!at.real(0, part)) return;
+    if constexpr (PACK == 1) {
+        *to = store_as<T>(x[0]);
+    } else if constexpr (HIDDEN % 2) {
+        to[0] = store_as<T>(x[0]);
+        if (at.real(1, part)) to[1] = store_as<T>(x[1]);
+    } else {
+        *reinterpret_cast<Two<T>*>(to) = {store_as<T>(x[0]), store_as<T>(x[1])};
+    }
+}
+
+// 0 where there is nothing.
+template <typename T>
+__device__ __forceinline__ void read(
+    float (&x)[PACK], const T* from, const Cell& at, const Part& part, bool wanted = true) {
+#pragma unroll
+    for (int k = 0; k < PACK; ++k) x[k] = 0.0f;
+    if (!wanted || !at.real(0, part)) return;
+    if constexpr (PACK == 1) {
+        x[0] = load_as(*from);
+    } else if constexpr (HIDDEN % 2) {
+        x[0] = load_as(from[0]);
+        if (at.real(1, part)) x[1] = load_as(from[1]);
+    } else {
+        Two<T> two = *reinterpret_cast<const Two<T>*>(from);
+        x[0] = load_as(two.first), x[1] = load_as(two.second);
+    }
+}
+
+// What cell threads remember of each stack from phase to phase: [fields, stacks, items, PACK, cell threads].
+template <int W, int R>
 struct Memory {
     float* room;
-    int tiles;
+    int stacks;
 
-    __device__ float& operator()(int field, int tile, int item, int k) const {
-        int index = ((field * tiles + tile) * items_of(W) + item) * PACK + k;
-        return room[index * cell_threads(W) + threadIdx.x - 32 * WARPS];
+    __device__ __forceinline__ float& operator()(int field, int stack, int item, int k) const {
+        int index = ((field * stacks + stack) * items_of(W * R) + item) * PACK + k;
+        return room[index * cell_threads(W * R) + threadIdx.x - 32 * WARPS];
     }
 };
 
@@ -545,7 +686,7 @@ struct Forward {
 };
 
 #define FORWARD_PRODUCTS (RESET == BEFORE ? 2 : GATES)
-enum { STATE, UPDATE, CANDIDATE, BIAS, FIELDS };
+enum { STATE, UPDATE, CANDIDATE };
 
 // All the products with the state: r and u ("before"), r, u and c ("after"), or c.
 struct OfState {
@@ -561,181 +702,192 @@ struct OfGated {
     __host__ __device__ static constexpr int first(int) { return GATES - 1; }
 };
 
-// The projected input of one tile at one step, asked for long before it is needed.
-template <int W>
+// The projected input of one stack at one step, asked for long before it is needed.
+template <int W, int R>
 struct ProjectedAhead {
-    float p[items_of(W)][GATES][PACK];
+    float p[GATES][items_of(W * R)][PACK];
 
     // Padding may hold anything, NaN included.
-    __device__ __forceinline__ void read(const Part& part, const Task& task, const Forward& x, int tile, index_t step) {
-        index_t t = part.time(step, task.steps);
+    __device__ __forceinline__ void ask(const Part& part, const Task& task, const Forward& x, int stack, index_t step) {
+        const Cells<W, R> at(part, task, x.lengths, stack, part.time(step, task.steps));
 #pragma unroll
-        for (int item = 0; item < items_of(W); ++item) {
-            const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, t);
+        for (int gate = 0; gate < GATES; ++gate)
 #pragma unroll
-            for (int gate = 0; gate < GATES; ++gate)
-#pragma unroll
-                for (int k = 0; k < PACK; ++k)
-                    p[item][gate][k] = step < task.steps && at.real(k, task) && t < at.length
-                                           ? load(x.projected + at.gate + gate * HIDDEN + k)
-                                           : 0.0f;
-        }
+            for (int item = 0; item < items_of(W * R); ++item) {
+                const Cell& here = at.of[item];
+                read(p[gate][item], x.projected + here.gate(gate), here, part, step < task.steps && !here.over);
+            }
     }
 };
 
-template <int W>
+template <int W, int R>
 struct ForwardCells {
+    static constexpr int ITEMS = items_of(W * R);
+    typedef float Numbers[ITEMS][PACK];
     const Part& part;
     const Task& task;
     const Forward& x;
-    Partials<FORWARD_PRODUCTS, W>& partials;
-    const Memory<W> memory;
+    Partials<FORWARD_PRODUCTS, W, R>& partials;
+    const Memory<W, R> memory;
     const Publisher<1> out;
     index_t phase;
+    Numbers bias;
 
     __device__ void start() {
         partials.begin();
-        for (int tile = 0; tile < part.tiles; ++tile)
-            for (int item = 0; item < items_of(W); ++item) {
-                const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, 0);
+        for (int stack = 0; stack < part.stacks; ++stack) {
+            const Cells<W, R> at(part, task, x.lengths, stack, 0);
+#pragma unroll
+            for (int item = 0; item < ITEMS; ++item) {
+                const Cell& here = at.of[item];
                 float h[PACK];
+                read(h, x.initial + here.start(part, task), here, part, x.initial != nullptr);
 #pragma unroll
                 for (int k = 0; k < PACK; ++k) {
-                    const float* bias = x.threshold + part.direction * HIDDEN + at.unit + k;
-                    memory(STATE, tile, item, k) = h[k] = x.initial && at.real(k, task) ? x.initial[at.start + k] : 0.0f;
-                    memory(BIAS, tile, item, k) = x.threshold && at.unit + k < HIDDEN ? *bias : 0.0f;
+                    memory(STATE, stack, item, k) = h[k];
+                    bool known = x.threshold && here.unit + k < HIDDEN;
+                    bias[item][k] = known ? x.threshold[part.direction * HIDDEN + here.unit + k] : 0.0f;
                 }
-                out.publish(at, tile, 0, 0, h);
+                out.publish(here, stack * R, 0, 0, h);
             }
+        }
     }
 
-    // Having published for the next phase: make room two phases further on, and let that be known.
-    __device__ __forceinline__ void make_room(const Cell& at, int tile) {
-        out.empty(at, tile, phase + 3, 0);
-        if (part.tiles == 1 && items_of(W) == 1) fence();
+    // Publish for the next phase, make room two phases further on, and let that be known.
+    __device__ __forceinline__ void publish(const Cells<W, R>& at, int stack, const Numbers& next) {
+#pragma unroll
+        for (int item = 0; item < ITEMS; ++item) out.publish(at.of[item], stack * R, phase + 1, 0, next[item]);
+#pragma unroll
+        for (int item = 0; item < ITEMS; ++item) out.empty(at.of[item], stack * R, phase + 3, 0);
+        if (part.stacks == 1) fence();
     }
 
     __device__ __forceinline__ void next_phase() {
-        if (part.tiles > 1 || items_of(W) > 1) fence();
+        if (part.stacks > 1) fence();
         ++phase;
     }
 
-    __device__ __forceinline__ void new_state(
-        const Cell& at, int tile, int item, bool over, const float (&c)[PACK], const float (&u)[PACK]) {
-        float h[PACK];
+    __device__ __forceinline__ void recall(Numbers& into, int field, int stack) const {
 #pragma unroll
-        for (int k = 0; k < PACK; ++k) {
-            float before = memory(STATE, tile, item, k);
-            h[k] = over ? before : before + u[k] * (c[k] - before);
-            memory(STATE, tile, item, k) = h[k];
+        for (int i = 0; i < ITEMS * PACK; ++i) into[i / PACK][i % PACK] = memory(field, stack, i / PACK, i % PACK);
+    }
+
+    __device__ __forceinline__ void keep(const Numbers& from, int field, int stack) const {
+#pragma unroll
+        for (int i = 0; i < ITEMS * PACK; ++i) memory(field, stack, i / PACK, i % PACK) = from[i / PACK][i % PACK];
+    }
+
+    template <typename T>
+    __device__ __forceinline__ void save(T* to, int gate, const Numbers& from, const Cells<W, R>& at) const {
+#pragma unroll
+        for (int item = 0; item < ITEMS; ++item) write(to + at.of[item].gate(gate), from[item], at.of[item], part);
+    }
+
+    __device__ __forceinline__ void new_state(
+        const Cells<W, R>& at, int stack, const Numbers& c, const Numbers& u, const Numbers& before) {
+        Numbers h;
+#pragma unroll
+        for (int i = 0; i < ITEMS * PACK; ++i) {
+            int item = i / PACK, k = i % PACK;
+            float old = before[item][k];
+            h[item][k] = at.of[item].over ? old : old + u[item][k] * (c[item][k] - old);
         }
-        out.publish(at, tile, phase + 1, 0, h);
-        make_room(at, tile);
-        write(x.gates + at.gate + (GATES - 1) * HIDDEN, c, at, task);
-        write(x.hidden + at.state, h, at, task);
+        publish(at, stack, h);
+        keep(h, STATE, stack);
+        save(x.gates, GATES - 1, c, at);
+#pragma unroll
+        for (int item = 0; item < ITEMS; ++item) write(x.hidden + at.of[item].state(), h[item], at.of[item], part);
     }
 
     // What follows on the products with the state.
-    __device__ __forceinline__ void on_state(const Cell& at, int tile, int item, bool over, const float (&p)[GATES][PACK]) {
-        float r[PACK], u[PACK], c[PACK];
+    __device__ __forceinline__ void on_state(const Cells<W, R>& at, int stack, const float (&p)[GATES][ITEMS][PACK]) {
+        Numbers before, r, u, next, sums[FORWARD_PRODUCTS];
+        recall(before, STATE, stack);
+        partials.take(sums, at);
 #pragma unroll
-        for (int k = 0; k < PACK; ++k) {
-            float first = p[0][k] + partials.sum(0, at.slice, at.place + k);
+        for (int i = 0; i < ITEMS * PACK; ++i) {
+            int item = i / PACK, k = i % PACK;
+            float first = p[0][item][k] + sums[0][item][k];
             if constexpr (RESET == NONE) {
-                c[k] = activate(first, memory(BIAS, tile, item, k));
-                u[k] = 1.0f;
+                next[item][k] = activate(first, bias[item][k]);
+                u[item][k] = 1.0f;
             } else {
-                r[k] = logistic(first);
-                float second = p[GATES - 2][k] + partials.sum(GATES - 2, at.slice, at.place + k);
-                u[k] = over ? 0.0f : logistic(second);
+                r[item][k] = logistic(first);
+                float second = p[GATES - 2][item][k] + sums[GATES - 2][item][k];
+                u[item][k] = at.of[item].over ? 0.0f : logistic(second);
             }
             if constexpr (RESET == AFTER) {
-                float product = partials.sum(FORWARD_PRODUCTS - 1, at.slice, at.place + k);
-                c[k] = activate(p[GATES - 1][k] + r[k] * product, memory(BIAS, tile, item, k));
+                float product = r[item][k] * sums[FORWARD_PRODUCTS - 1][item][k];
+                next[item][k] = activate(p[GATES - 1][item][k] + product, bias[item][k]);
             }
+            if constexpr (RESET == BEFORE) next[item][k] = r[item][k] * before[item][k];
         }
         if constexpr (RESET == BEFORE) {
-            float gated[PACK];
-#pragma unroll
-            for (int k = 0; k < PACK; ++k) {
-                gated[k] = r[k] * memory(STATE, tile, item, k);
-                memory(UPDATE, tile, item, k) = u[k];
-                memory(CANDIDATE, tile, item, k) = p[GATES - 1][k];
-            }
-            out.publish(at, tile, phase + 1, 0, gated);
-            make_room(at, tile);
+            publish(at, stack, next);
+            keep(u, UPDATE, stack);
+            keep(p[GATES - 1], CANDIDATE, stack);
         } else {
-            new_state(at, tile, item, over, c, u);
+            new_state(at, stack, next, u, before);
         }
         if constexpr (RESET != NONE) {
-            write(x.gates + at.gate, r, at, task);
-            write(x.gates + at.gate + (GATES - 2) * HIDDEN, u, at, task);
+            save(x.gates, 0, r, at);
+            save(x.gates, GATES - 2, u, at);
         }
     }
 
     // What follows on W_c (r*h).
-    __device__ __forceinline__ void on_gated(const Cell& at, int tile, int item, bool over) {
-        float u[PACK], c[PACK];
+    __device__ __forceinline__ void on_gated(const Cells<W, R>& at, int stack) {
+        Numbers before, u, z, c, sums[1];
+        recall(before, STATE, stack), recall(u, UPDATE, stack), recall(z, CANDIDATE, stack);
+        partials.take(sums, at);
 #pragma unroll
-        for (int k = 0; k < PACK; ++k) {
-            float z = memory(CANDIDATE, tile, item, k) + partials.sum(0, at.slice, at.place + k);
-            c[k] = activate(z, memory(BIAS, tile, item, k));
-            u[k] = memory(UPDATE, tile, item, k);
+        for (int i = 0; i < ITEMS * PACK; ++i) {
+            int item = i / PACK, k = i % PACK;
+            c[item][k] = activate(z[item][k] + sums[0][item][k], bias[item][k]);
         }
-        new_state(at, tile, item, over, c, u);
+        new_state(at, stack, c, u, before);
     }
 
     __device__ void run() {
         start();
-        ProjectedAhead<W> now, ahead;
-        ahead.read(part, task, x, 0, 0);
+        ProjectedAhead<W, R> now, ahead;
+        ahead.ask(part, task, x, 0, 0);
         for (index_t step = 0; step < task.steps; ++step) {
             const index_t t = part.time(step, task.steps);
-            for (int tile = 0; tile < part.tiles; ++tile) {
+            for (int stack = 0; stack < part.stacks; ++stack) {
                 now = ahead;
-                bool last = tile + 1 == part.tiles;
-                ahead.read(part, task, x, last ? 0 : tile + 1, last ? step + 1 : step);
-                const Cells<W> at(part, task, x.lengths, tile, t);
-                partials.open();
-#pragma unroll
-                for (int item = 0; item < items_of(W); ++item)
-                    on_state(at.of[item], tile, item, t >= at.of[item].length, now.p[item]);
-                partials.close();
+                bool last = stack + 1 == part.stacks;
+                ahead.ask(part, task, x, last ? 0 : stack + 1, last ? step + 1 : step);
+                on_state(Cells<W, R>(part, task, x.lengths, stack, t), stack, now.p);
             }
             next_phase();
             if constexpr (RESET == BEFORE) {
-                for (int tile = 0; tile < part.tiles; ++tile) {
-                    const Cells<W> at(part, task, x.lengths, tile, t);
-                    partials.open();
-#pragma unroll
-                    for (int item = 0; item < items_of(W); ++item)
-                        on_gated(at.of[item], tile, item, t >= at.of[item].length);
-                    partials.close();
-                }
+                for (int stack = 0; stack < part.stacks; ++stack)
+                    on_gated(Cells<W, R>(part, task, x.lengths, stack, t), stack);
                 next_phase();
             }
         }
     }
 };
 
-template <int W>
+template <int W, int R>
 __device__ __forceinline__ void forward(const Forward& x, const Task& task) {
-    const Part part(task, W);
+    const Part part(task, W, R);
     uint4* matrix_room = reinterpret_cast<uint4*>(dynamic_shared());
-    float* partial_room = reinterpret_cast<float*>(matrix_room + IN_SHARED * W * PAIRS * 64);
-    Partials<FORWARD_PRODUCTS, W> partials(partial_room, part);
+    float* partial_room = reinterpret_cast<float*>(matrix_room + SHARED_PAIRS * W * 64);
+    Partials<FORWARD_PRODUCTS, W, R> partials(partial_room, part);
     if (threadIdx.x >= 32 * WARPS) {
-        const Memory<W> memory = {partial_room + 2 * FORWARD_PRODUCTS * W * WARPS * PARTIAL, part.tiles};
+        const Memory<W, R> memory = {partial_room + partials.SIZE, part.stacks};
         const Publisher<1> out = {Exchange<1>(x.exchange, part, task.tiles)};
-        ForwardCells<W>{part, task, x, partials, memory, out, 0}.run();
+        ForwardCells<W, R>{part, task, x, partials, memory, out, 0, {}}.run();
         return;
     }
     const Matrices<W> matrices(x.fragments, matrix_room, part);
     const Exchange<1> in(x.exchange, part, task.tiles);
     index_t phase = 0;
     for (index_t step = 0; step < task.steps; ++step) {
-        run_phase<OfState, W>(matrices, in, part, partials, phase++);
-        if constexpr (RESET == BEFORE) run_phase<OfGated, W>(matrices, in, part, partials, phase++);
+        run_phase<OfState, W, R>(matrices, in, part, partials, phase++);
+        if constexpr (RESET == BEFORE) run_phase<OfGated, W, R>(matrices, in, part, partials, phase++);
     }
 }
 
@@ -775,32 +927,30 @@ struct OfGradients {
     __host__ __device__ static constexpr int first(int i) { return RESET == BEFORE ? 1 - i : i; }
 };
 
-// What a step saved, for one tile.
-template <int W>
+// What a step saved, for one stack.
+template <int W, int R>
 struct SavedAhead {
     struct Item {
         float grad[PACK], r[PACK], u[PACK], c[PACK], before[PACK], product[PACK];
-    } of[items_of(W)];
+    } of[items_of(W * R)];
 
-    __device__ __forceinline__ void read(const Part& part, const Task& task, const Backward& x, int tile, index_t step) {
+    __device__ __forceinline__ void ask(
+        const Part& part, const Task& task, const Backward& x, int stack, index_t step) {
         if (step >= task.steps) return;
-        const index_t t = part.time(task.steps - 1 - step, task.steps);
+        const Cells<W, R> at(part, task, x.lengths, stack, part.time(task.steps - 1 - step, task.steps));
         const bool first = step == task.steps - 1;
         const index_t back = (part.backwards ? 1 : -1) * task.batch * task.directions * HIDDEN;
 #pragma unroll
-        for (int item = 0; item < items_of(W); ++item) {
-            const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, t);
-            const float* before = !first ? x.hidden + at.state + back : x.initial ? x.initial + at.start : nullptr;
-#pragma unroll
-            for (int k = 0; k < PACK; ++k) {
-                bool real = at.real(k, task);
-                of[item].grad[k] = real ? x.grad_hidden[at.state + k] : 0.0f;
-                of[item].c[k] = real ? load(x.gates + at.gate + (GATES - 1) * HIDDEN + k) : 0.0f;
-                of[item].r[k] = real && GATES == 3 ? load(x.gates + at.gate + k) : 0.0f;
-                of[item].u[k] = real && GATES == 3 ? load(x.gates + at.gate + (GATES == 3) * HIDDEN + k) : 0.0f;
-                of[item].before[k] = real && before ? before[k] : 0.0f;
-                of[item].product[k] = real && RESET == AFTER ? x.products[at.state + k] : 0.0f;
-            }
+        for (int i = 0; i < items_of(W * R); ++i) {
+            const Cell& here = at.of[i];
+            Item& item = of[i];
+            read(item.grad, x.grad_hidden + here.state(), here, part);
+            read(item.c, x.gates + here.gate(GATES - 1), here, part);
+            read(item.r, x.gates + here.gate(0), here, part, GATES == 3);
+            read(item.u, x.gates + here.gate(GATES == 3), here, part, GATES == 3);
+            const float* before = first ? x.initial + here.start(part, task) : x.hidden + here.state() + back;
+            read(item.before, before, here, part, !first || x.initial);
+            read(item.product, x.products + here.state(), here, part, RESET == AFTER);
         }
     }
 };
@@ -808,95 +958,134 @@ struct SavedAhead {
 // CARRIED: the part of the gradient of the state before the step that no product brings.
 enum { CARRIED, OPENED, GATED, TO_THRESHOLD };
 
-template <int W>
+template <int W, int R>
 struct BackwardCells {
+    static constexpr int ITEMS = items_of(W * R);
+    typedef float Numbers[ITEMS][PACK];
     const Part& part;
     const Task& task;
     const Backward& x;
-    Partials<1, W>& partials;
-    const Memory<W> memory;
+    Partials<1, W, R>& partials;
+    const Memory<W, R> memory;
     const Publisher<BACKWARD_VECTORS> out;
     index_t phase;
 
-    __device__ __forceinline__ void make_room(const Cell& at, int tile) {
+    __device__ __forceinline__ void publish(
+        const Cells<W, R>& at, int stack, index_t to_phase, int vector, const Numbers& next) const {
+#pragma unroll
+        for (int item = 0; item < ITEMS; ++item) out.publish(at.of[item], stack * R, to_phase, vector, next[item]);
+    }
+
+    // Having published: make room two phases further on, and let that be known.
+    __device__ __forceinline__ void make_room(const Cells<W, R>& at, int stack) const {
         if (phase < 0) return;
-        out.empty(at, tile, phase + 3, 0);
-        if (RESET == AFTER || (RESET == BEFORE && phase % 2 == 0)) out.empty(at, tile, phase + 3, BACKWARD_VECTORS > 1);
-        if (RESET == AFTER) out.empty(at, tile, phase + 3, BACKWARD_VECTORS - 1);
-        if (part.tiles == 1 && items_of(W) == 1) fence();
+#pragma unroll
+        for (int item = 0; item < ITEMS; ++item) {
+            const Cell& here = at.of[item];
+            const int tile = stack * R;
+            out.empty(here, tile, phase + 3, 0);
+            if (RESET == AFTER || (RESET == BEFORE && phase % 2 == 0))
+                out.empty(here, tile, phase + 3, BACKWARD_VECTORS > 1);
+            if (RESET == AFTER) out.empty(here, tile, phase + 3, BACKWARD_VECTORS - 1);
+        }
+        if (part.stacks == 1) fence();
     }
 
     __device__ __forceinline__ void next_phase() {
-        if (part.tiles > 1 || items_of(W) > 1) fence();
+        if (part.stacks > 1) fence();
         ++phase;
+    }
+
+    // Write what is behind `to` and at these places of a line of `width` numbers.
+    template <typename T>
+    __device__ __forceinline__ void save(T* to, int width, const Numbers& from, const Cells<W, R>& at) const {
+#pragma unroll
+        for (int item = 0; item < ITEMS; ++item) {
+            const Cell& here = at.of[item];
+            write(to + here.line * width + here.unit, from[item], here, part);
+        }
     }
 
     // With the gradient `e` that later steps send to a step's state: publish what the products need, and write what is
     // known.
     __device__ __forceinline__ void start_step(
-        const Cell& at, int tile, int item, bool over, const typename SavedAhead<W>::Item& saved, float (&e)[PACK]) {
-        float d_c[PACK], d_u[PACK], d_r[PACK], second[PACK];
+        const Cells<W, R>& at, int stack, const SavedAhead<W, R>& saved, Numbers& e) {
+        Numbers d_c, d_u, d_r, second;
 #pragma unroll
-        for (int k = 0; k < PACK; ++k) {
-            e[k] += saved.grad[k];
-            float r = saved.r[k], u = saved.u[k], c = saved.c[k];
+        for (int i = 0; i < ITEMS * PACK; ++i) {
+            const int item = i / PACK, k = i % PACK;
+            const bool over = at.of[item].over;
+            const auto& now = saved.of[item];
+            const float sent = e[item][k] + now.grad[k];
+            const float r = now.r[k], u = now.u[k], c = now.c[k];
             if (RESET == NONE) {
-                d_c[k] = over ? 0.0f : e[k] * slope(c);
-                memory(CARRIED, tile, item, k) = over ? e[k] : 0.0f;
+                d_c[item][k] = over ? 0.0f : sent * slope(c);
+                e[item][k] = over ? sent : 0.0f;
             } else {
-                d_c[k] = e[k] * u * slope(c);
-                d_u[k] = e[k] * (c - saved.before[k]) * u * (1.0f - u);
-                memory(CARRIED, tile, item, k) = e[k] * (1.0f - u);
+                d_c[item][k] = sent * u * slope(c);
+                d_u[item][k] = sent * (c - now.before[k]) * u * (1.0f - u);
+                e[item][k] = sent * (1.0f - u);
             }
-            if (RESET == BEFORE) {
-                second[k] = r * saved.before[k];
-                memory(OPENED, tile, item, k) = r;
-                memory(GATED, tile, item, k) = second[k];
-            }
+            if (RESET == BEFORE) second[item][k] = r * now.before[k];
             if (RESET == AFTER) {
-                second[k] = d_c[k] * r;
-                d_r[k] = d_c[k] * saved.product[k] * r * (1.0f - r);
+                second[item][k] = d_c[item][k] * r;
+                d_r[item][k] = d_c[item][k] * now.product[k] * r * (1.0f - r);
             }
-            memory(TO_THRESHOLD, tile, item, k) += sign(c) * d_c[k];
         }
         if constexpr (RESET == AFTER) {
-            out.publish(at, tile, phase + 1, 0, d_r);
-            out.publish(at, tile, phase + 1, BACKWARD_VECTORS > 1, d_u);
-            out.publish(at, tile, phase + 1, BACKWARD_VECTORS - 1, second);
+            publish(at, stack, phase + 1, 0, d_r);
+            publish(at, stack, phase + 1, BACKWARD_VECTORS > 1, d_u);
+            publish(at, stack, phase + 1, BACKWARD_VECTORS - 1, second);
         } else {
-            out.publish(at, tile, phase + 1, 0, d_c);
-            if (RESET == BEFORE) out.publish(at, tile, phase + 2, BACKWARD_VECTORS - 1, d_u);
+            publish(at, stack, phase + 1, 0, d_c);
+            if (RESET == BEFORE) publish(at, stack, phase + 2, BACKWARD_VECTORS - 1, d_u);
         }
-        make_room(at, tile);
-        stored* gradient = x.d_projected + at.gate;
-        write(gradient + (GATES - 1) * HIDDEN, d_c, at, task);
+        make_room(at, stack);
+#pragma unroll
+        for (int i = 0; i < ITEMS * PACK; ++i) {
+            const int item = i / PACK, k = i % PACK;
+            memory(CARRIED, stack, item, k) = e[item][k];
+            memory(TO_THRESHOLD, stack, item, k) += sign(saved.of[item].c[k]) * d_c[item][k];
+            if (RESET != BEFORE) continue;
+            memory(OPENED, stack, item, k) = saved.of[item].r[k];
+            memory(GATED, stack, item, k) = second[item][k];
+        }
+        constexpr int width = GATES * HIDDEN;
+        save(x.d_projected + (GATES - 1) * HIDDEN, width, d_c, at);
         if constexpr (RESET != NONE) {
-            write(gradient + (GATES == 3) * HIDDEN, d_u, at, task);
-            write(x.factors + at.state, second, at, task);
+            save(x.d_projected + (GATES == 3) * HIDDEN, width, d_u, at);
+            save(x.factors, HIDDEN, second, at);
         }
-        if constexpr (RESET == AFTER) write(gradient, d_r, at, task);
+        if constexpr (RESET == AFTER) save(x.d_projected, width, d_r, at);
     }
 
     // What follows on W_c' dL/dz_c.
-    __device__ __forceinline__ void on_candidate(const Cell& at, int tile, int item) {
-        float d_r[PACK];
+    __device__ __forceinline__ void on_candidate(const Cells<W, R>& at, int stack) {
+        Numbers d_r, sums[1];
+        partials.take(sums, at);
 #pragma unroll
-        for (int k = 0; k < PACK; ++k) {
-            float d_gated = partials.sum(0, at.slice, at.place + k), r = memory(OPENED, tile, item, k);
-            d_r[k] = d_gated * memory(GATED, tile, item, k) * (1.0f - r);
-            memory(CARRIED, tile, item, k) += d_gated * r;
+        for (int i = 0; i < ITEMS * PACK; ++i) {
+            const int item = i / PACK, k = i % PACK;
+            const float d_gated = sums[0][item][k], r = memory(OPENED, stack, item, k);
+            d_r[item][k] = d_gated * memory(GATED, stack, item, k) * (1.0f - r);
+            memory(CARRIED, stack, item, k) += d_gated * r;
         }
-        out.publish(at, tile, phase + 1, 0, d_r);
-        make_room(at, tile);
-        write(x.d_projected + at.gate, d_r, at, task);
+        publish(at, stack, phase + 1, 0, d_r);
+        make_room(at, stack);
+        save(x.d_projected, GATES * HIDDEN, d_r, at);
     }
 
-    __device__ __forceinline__ void finish(const Cell& at, int tile, int item, const float (&e)[PACK]) {
-        if (x.d_initial) write(x.d_initial + at.start, e, at, task);
-        float to_threshold[PACK];
+    __device__ __forceinline__ void finish(const Cells<W, R>& at, int stack, const Numbers& e) const {
 #pragma unroll
-        for (int k = 0; k < PACK; ++k) to_threshold[k] = memory(TO_THRESHOLD, tile, item, k);
-        write(x.d_threshold + (at.row * task.directions + part.direction) * HIDDEN + at.unit, to_threshold, at, task);
+        for (int item = 0; item < ITEMS; ++item) {
+            const Cell& here = at.of[item];
+            if (x.d_initial) write(x.d_initial + here.start(part, task), e[item], here, part);
+            float to_threshold[PACK];
+#pragma unroll
+            for (int k = 0; k < PACK; ++k) to_threshold[k] = memory(TO_THRESHOLD, stack, item, k);
+            const index_t line = static_cast<index_t>(here.row) * task.directions + part.direction;
+            write(x.d_threshold + line * HIDDEN + here.unit, to_threshold, here, part);
+        }
     }
 
     __device__ __forceinline__ index_t time(index_t step) const {
@@ -905,107 +1094,99 @@ struct BackwardCells {
 
     __device__ void start() {
         partials.begin();
-        SavedAhead<W> saved;
-        for (int tile = 0; tile < part.tiles; ++tile) {
-            saved.read(part, task, x, tile, 0);
+        SavedAhead<W, R> saved;
+        for (int stack = 0; stack < part.stacks; ++stack) {
+            saved.ask(part, task, x, stack, 0);
+            Numbers e;
 #pragma unroll
-            for (int item = 0; item < items_of(W); ++item) {
-                const Cell at = Cell::make<W>(part, task, x.lengths, tile, item, time(0));
-                float e[PACK];
-#pragma unroll
-                for (int k = 0; k < PACK; ++k) memory(TO_THRESHOLD, tile, item, k) = e[k] = 0.0f;
-                start_step(at, tile, item, time(0) >= at.length, saved.of[item], e);
-            }
+            for (int i = 0; i < ITEMS * PACK; ++i)
+                memory(TO_THRESHOLD, stack, i / PACK, i % PACK) = e[i / PACK][i % PACK] = 0.0f;
+            start_step(Cells<W, R>(part, task, x.lengths, stack, time(0)), stack, saved, e);
         }
         ++phase;
     }
 
+    // What follows on all products that go back to the state.
+    __device__ __forceinline__ void on_gradients(
+        const Cells<W, R>& at, int stack, bool more, const SavedAhead<W, R>& saved) {
+        Numbers e, sums[1];
+#pragma unroll
+        for (int i = 0; i < ITEMS * PACK; ++i) e[i / PACK][i % PACK] = memory(CARRIED, stack, i / PACK, i % PACK);
+        partials.take(sums, at);
+#pragma unroll
+        for (int i = 0; i < ITEMS * PACK; ++i) e[i / PACK][i % PACK] += sums[0][i / PACK][i % PACK];
+        if (more) start_step(at, stack, saved, e);
+        else finish(at, stack, e);
+    }
+
     __device__ void run() {
         start();
-        SavedAhead<W> now, ahead;
-        ahead.read(part, task, x, 0, 1);
+        SavedAhead<W, R> now, ahead;
+        ahead.ask(part, task, x, 0, 1);
         for (index_t step = 0; step < task.steps; ++step) {
             if constexpr (RESET == BEFORE) {
-                for (int tile = 0; tile < part.tiles; ++tile) {
-                    const Cells<W> at(part, task, x.lengths, tile, time(step));
-                    partials.open();
-#pragma unroll
-                    for (int item = 0; item < items_of(W); ++item) on_candidate(at.of[item], tile, item);
-                    partials.close();
-                }
+                for (int stack = 0; stack < part.stacks; ++stack)
+                    on_candidate(Cells<W, R>(part, task, x.lengths, stack, time(step)), stack);
                 next_phase();
             }
-            for (int tile = 0; tile < part.tiles; ++tile) {
+            for (int stack = 0; stack < part.stacks; ++stack) {
                 now = ahead;
-                bool last = tile + 1 == part.tiles;
-                ahead.read(part, task, x, last ? 0 : tile + 1, last ? step + 2 : step + 1);
+                bool last = stack + 1 == part.stacks;
+                ahead.ask(part, task, x, last ? 0 : stack + 1, last ? step + 2 : step + 1);
                 const bool more = step + 1 < task.steps;
-                const index_t t = time(more ? step + 1 : step);
-                const Cells<W> at(part, task, x.lengths, tile, t);
-                partials.open();
-#pragma unroll
-                for (int item = 0; item < items_of(W); ++item) {
-                    const Cell& here = at.of[item];
-                    float e[PACK];
-#pragma unroll
-                    for (int k = 0; k < PACK; ++k)
-                        e[k] = memory(CARRIED, tile, item, k) + partials.sum(0, here.slice, here.place + k);
-                    if (more) start_step(here, tile, item, t >= here.length, now.of[item], e);
-                    else finish(here, tile, item, e);
-                }
-                partials.close();
+                on_gradients(Cells<W, R>(part, task, x.lengths, stack, time(more ? step + 1 : step)), stack, more, now);
             }
             next_phase();
         }
     }
 };
 
-template <int W>
+template <int W, int R>
 __device__ __forceinline__ void backward(const Backward& x, const Task& task) {
-    const Part part(task, W);
+    const Part part(task, W, R);
     uint4* matrix_room = reinterpret_cast<uint4*>(dynamic_shared());
-    float* partial_room = reinterpret_cast<float*>(matrix_room + IN_SHARED * W * PAIRS * 64);
-    Partials<1, W> partials(partial_room, part);
+    float* partial_room = reinterpret_cast<float*>(matrix_room + SHARED_PAIRS * W * 64);
+    Partials<1, W, R> partials(partial_room, part);
     if (threadIdx.x >= 32 * WARPS) {
-        const Memory<W> memory = {partial_room + 2 * W * WARPS * PARTIAL, part.tiles};
+        const Memory<W, R> memory = {partial_room + partials.SIZE, part.stacks};
         const Publisher<BACKWARD_VECTORS> out = {Exchange<BACKWARD_VECTORS>(x.exchange, part, task.tiles)};
-        BackwardCells<W>{part, task, x, partials, memory, out, -1}.run();
+        BackwardCells<W, R>{part, task, x, partials, memory, out, -1}.run();
         return;
     }
     const Matrices<W> matrices(x.fragments, matrix_room, part);
     const Exchange<BACKWARD_VECTORS> in(x.exchange, part, task.tiles);
     index_t phase = 0;
     for (index_t step = 0; step < task.steps; ++step) {
-        if constexpr (RESET == BEFORE) run_phase<OfCandidate, W>(matrices, in, part, partials, phase++);
-        run_phase<OfGradients, W>(matrices, in, part, partials, phase++);
+        if constexpr (RESET == BEFORE) run_phase<OfCandidate, W, R>(matrices, in, part, partials, phase++);
+        run_phase<OfGradients, W, R>(matrices, in, part, partials, phase++);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------- kernels
 
-#define KERNELS(NAME, W)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(threads_of(W), 1) large_forward_##NAME(                               \
+#define KERNELS(NAME, W, R)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(threads_of(W * R), 1) large_forward_##NAME(                           \
         const stored* projected, const float* initial, const uint4* fragments, const float* threshold,                 \
         const index_t* lengths, float* hidden, stored* gates, unsigned* exchange, index_t steps, index_t batch,        \
         index_t directions, index_t reverse, index_t first_direction, index_t first, index_t tiles) {                  \
-        forward<W>({projected, initial, fragments, threshold, lengths, hidden, gates, exchange},                       \
+        forward<W, R>({projected, initial, fragments, threshold, lengths, hidden, gates, exchange},                    \
                    {steps, batch, directions, reverse, static_cast<int>(first_direction), static_cast<int>(first),     \
                     static_cast<int>(tiles)});                                                                         \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(threads_of(W), 1) large_backward_##NAME(                              \
+    extern "C" __global__ void __launch_bounds__(threads_of(W * R), 1) large_backward_##NAME(                          \
         const float* grad_hidden, const float* initial, const uint4* fragments, const index_t* lengths,                \
         const float* hidden, const stored* gates, const float* products, stored* d_projected, stored* factors,         \
         float* d_initial, float* d_threshold, unsigned* exchange, index_t steps, index_t batch, index_t directions,    \
         index_t reverse, index_t first_direction, index_t first, index_t tiles) {                                      \
-        backward<W>({grad_hidden, initial, fragments, lengths, hidden, gates, products, d_projected, factors,          \
+        backward<W, R>({grad_hidden, initial, fragments, lengths, hidden, gates, products, d_projected, factors,       \
                      d_initial, d_threshold, exchange},                                                                \
                     {steps, batch, directions, reverse, static_cast<int>(first_direction), static_cast<int>(first),    \
                      static_cast<int>(tiles)});                                                                        \
     }
 
-KERNELS(narrow, NARROW)
-#if WIDE > NARROW
-KERNELS(wide, WIDE)
+KERNELS(narrow, NARROW, 1)
+#if WIDE > NARROW || STACK > 1
+KERNELS(wide, WIDE, STACK)
 #endif
 
 // ------------------------------------------------------------------------------------------------------ preparation

@@ -5,6 +5,7 @@ Arithmetic alone; it needs no GPU. H hidden size, B batch, D directions.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,12 +27,13 @@ _FRAGMENT = 1024
 _PARTIAL = 8 * 20 * 4
 """Bytes of a warp's partial sums of one product."""
 _PART = 4 * SLICE * TILE * 4
-"""Bytes that cell threads remember of a slice and a tile: 4 numbers for each unit and row."""
+"""Bytes that cell threads remember of a square, a slice of a tile: 4 numbers for each unit and row."""
 _COMFORTABLE, _FEWEST = 16, 4
 """Slices times tiles that a block should have room for, so that a large batch needs one launch; and tiles it must."""
-_REGISTER_PAIRS = 10
-"""Pairs a warp (times slices) that a gate may keep in registers without spilling."""
+_REGISTERS_TO_USE = 148
+"""Registers of a product thread for what is counted in `_free_registers`."""
 _WIDTHS = (4, 2)
+_STACKS = (2, 1)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Launch:
     """One launch of a pass.
 
     Attributes:
+        wide: whether it takes the wide kernel.
         width: slices a block.
+        stack: tiles that its kernel multiplies at a time.
         grid: blocks, groups, directions.
         first_direction: the first of the directions it runs.
         first: its first tile of the batch.
@@ -47,12 +51,31 @@ class Launch:
         exchange: where its exchange begins, in words.
     """
 
+    wide: bool
     width: int
+    stack: int
     grid: tuple[int, int, int]
     first_direction: int
     first: int
     tiles: int
     exchange: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where a block holds matrices, and how its wide kernel works.
+
+    Attributes:
+        held: where it holds the matrices of r, u and c.
+        kept: pairs of a warp's share of a matrix that is held in registers; the others are in shared memory.
+        width: slices a block.
+        stack: tiles at a time.
+    """
+
+    held: tuple[int, int, int]
+    kept: int
+    width: int
+    stack: int
 
 
 @dataclass(frozen=True)
@@ -81,12 +104,17 @@ class Design:
     @property
     def wide(self) -> int:
         """Slices a block where a group would have several tiles otherwise."""
-        return self._choice[1]
+        return self.choice.width
+
+    @property
+    def stack(self) -> int:
+        """Tiles that the wide kernel multiplies at a time; the narrow one takes each alone."""
+        return self.choice.stack
 
     @property
     def held(self) -> tuple[int, int, int]:
         """Where a block holds the matrices of r, u and c."""
-        return self._choice[0]
+        return self.choice.held
 
     @property
     def pack(self) -> int:
@@ -100,8 +128,8 @@ class Design:
     def warps(self) -> int:
         return min(MOST_WARPS, self.pairs)
 
-    def threads(self, width: int) -> int:
-        return 32 * self.warps + min(128, width * SLICE * TILE // self.pack)
+    def threads(self, width: int, stack: int) -> int:
+        return 32 * self.warps + self._cell_threads(width * stack)
 
     @property
     def vectors(self) -> int:
@@ -109,24 +137,29 @@ class Design:
         return {"before": 2, "after": 3, "none": 1}[self.kind.reset] if self.backward else 1
 
     @cached_property
-    def _choice(self) -> tuple[tuple[int, int, int], int]:
+    def choice(self) -> Choice:
         """The widest blocks that hold all matrices on the chip; else the fewest matrices outside."""
         narrow = self.narrow
-        on_chip = ((SHARED, SHARED, SHARED), (SHARED, SHARED, REGISTERS))
         for width in (*(width for width in _WIDTHS if narrow == 1 < width <= self.slices), narrow):
-            for tiles in (max(_FEWEST, _COMFORTABLE // width), _FEWEST):
-                for held in on_chip:
-                    if self._fits(held, width, tiles):
-                        return held, width
+            for stack, tiles in itertools.product(_STACKS, (max(_FEWEST, _COMFORTABLE // width), _FEWEST)):
+                kept = min(self._share, self._free_registers(width, stack) // (8 * width))
+                for choice in (
+                    Choice((SHARED, SHARED, SHARED), 0, width, stack),
+                    Choice((SHARED, SHARED, REGISTERS), kept, width, stack),
+                ):
+                    if kept >= 0 and self._most_tiles(choice, width, stack) >= tiles:
+                        return choice
         for held in ((GLOBAL, SHARED, SHARED), (GLOBAL, GLOBAL, SHARED)):
-            if self._fits(held, narrow, _FEWEST):
-                return held, narrow
-        return (GLOBAL, GLOBAL, GLOBAL), narrow
+            for stack in _STACKS:
+                choice = Choice(held, 0, narrow, stack)
+                if self._most_tiles(choice, narrow, stack) >= _FEWEST:
+                    return choice
+        return Choice((GLOBAL, GLOBAL, GLOBAL), 0, narrow, 1)
 
     @property
     def possible(self) -> bool:
         """Whether a block has room for what it needs at all; not so for large sizes on the smallest GPUs."""
-        return self._most_tiles(self.held, self.narrow) > 0
+        return self._most_tiles(self.choice, self.narrow, 1) > 0
 
     @property
     def streams(self) -> bool:
@@ -137,9 +170,9 @@ class Design:
         """Blocks of a group."""
         return -(-self.slices // width)
 
-    def shared_bytes(self, width: int, tiles: int) -> int:
+    def shared_bytes(self, width: int, stack: int, tiles: int) -> int:
         """Dynamic shared memory of a block."""
-        return self._fixed_bytes(self.held, width) + tiles * width * _PART
+        return self._fixed_bytes(self.choice, width, stack) + -(-tiles // stack) * self._stack_bytes(width, stack)
 
     def fragment_words(self, width: int) -> int:
         """Words of one direction's fragments."""
@@ -149,25 +182,26 @@ class Design:
     def defines(self) -> Mapping[str, int]:
         """Macros of the program; none depends on T, B or D."""
         held = dict(zip(("HELD_R", "HELD_U", "HELD_C"), self.held, strict=True))
-        return {**self.kind.defines, "TF32": int(self.kind.tf32), "NARROW": self.narrow, "WIDE": self.wide, **held}
+        widths = {"NARROW": self.narrow, "WIDE": self.wide, "STACK": self.stack, "KEPT": self.choice.kept}
+        return {**self.kind.defines, "TF32": int(self.kind.tf32), **widths, **held}
 
     def launches(self, batch: int, directions: int) -> list[Launch]:
         """The launches that run a batch; more than one only if it is too large for the GPU at a time."""
-        narrow = self._launches(self.narrow, batch, directions)
-        if self.wide == self.narrow or max(launch.tiles for launch in narrow) == 1:
+        narrow = self._launches(self.narrow, 1, batch, directions)
+        if (self.wide, self.stack) == (self.narrow, 1) or max(launch.tiles for launch in narrow) == 1:
             return narrow
-        return self._launches(self.wide, batch, directions)
+        return self._launches(self.wide, self.stack, batch, directions)
 
     def exchange_words(self, launches: list[Launch]) -> int:
         last = launches[-1]
         return last.exchange + last.grid[1] * last.grid[2] * self._group_words(last.tiles)
 
-    def _launches(self, width: int, batch: int, directions: int) -> list[Launch]:
+    def _launches(self, width: int, stack: int, batch: int, directions: int) -> list[Launch]:
         blocks = self.blocks(width)
         side_by_side = min(directions, max(1, self.limits.multiprocessors // blocks))
         tiles = -(-batch // TILE)
         most_groups = max(1, self.limits.multiprocessors // (blocks * side_by_side))
-        most_tiles = self._most_tiles(self.held, width)
+        most_tiles = self._most_tiles(self.choice, width, stack)
         turns = -(-tiles // (most_groups * most_tiles))
         # A launch ends where its groups' tiles do, so that no tile is run twice.
         at_a_time = most_groups * -(-tiles // (turns * most_groups))
@@ -178,7 +212,8 @@ class Design:
                 now = min(tiles - first, at_a_time)
                 a_group = -(-now // most_groups)
                 grid = (blocks, -(-now // a_group), side_by_side)
-                launches.append(Launch(width, grid, first_direction, first, a_group, exchange))
+                wide = (width, stack) != (self.narrow, 1)
+                launches.append(Launch(wide, width, stack, grid, first_direction, first, a_group, exchange))
                 exchange += grid[1] * grid[2] * self._group_words(a_group)
         return launches
 
@@ -190,14 +225,33 @@ class Design:
     def _group_words(self, tiles: int) -> int:
         return SLOTS * self.vectors * tiles * self.pairs * 128
 
-    def _fits(self, held: tuple[int, int, int], width: int, tiles: int) -> bool:
-        in_registers = width * -(-self.pairs // self.warps) if REGISTERS in held else 0
-        return in_registers <= _REGISTER_PAIRS and self._most_tiles(held, width) >= tiles
+    @property
+    def _share(self) -> int:
+        """Pairs of a warp, at most."""
+        return -(-self.pairs // self.warps)
 
-    def _most_tiles(self, held: tuple[int, int, int], width: int) -> int:
+    def _free_registers(self, width: int, stack: int) -> int:
+        """Registers of a product thread that can hold a matrix: sums, words and numbers that are split take others."""
+        splits = self.kind.storage == FLOAT32 and not self.kind.tf32
+        sums, words = 4 * self._products * width * stack, 12 * max(2, stack)
+        return _REGISTERS_TO_USE - sums - words - (8 * self._products * width + 12 * stack if splits else 8)
+
+    def _most_tiles(self, choice: Choice, width: int, stack: int) -> int:
         """Tiles that a block has room for."""
-        return max(0, self.limits.shared - self._fixed_bytes(held, width)) // (width * _PART)
+        room = max(0, self.limits.shared - self._fixed_bytes(choice, width, stack))
+        return room // self._stack_bytes(width, stack) * stack
 
-    def _fixed_bytes(self, held: tuple[int, int, int], width: int) -> int:
-        matrices = held[-self.kind.gates :].count(SHARED) * width * self.pairs * _FRAGMENT
-        return matrices + 2 * self._products * width * self.warps * _PARTIAL
+    def _fixed_bytes(self, choice: Choice, width: int, stack: int) -> int:
+        held = choice.held[-self.kind.gates :]
+        pairs = held.count(SHARED) * self.pairs
+        pairs += held.count(REGISTERS) * max(0, self.pairs - choice.kept * self.warps)
+        rooms = 2 if stack == 1 else 1
+        return pairs * width * _FRAGMENT + rooms * self._products * width * stack * self.warps * _PARTIAL
+
+    def _stack_bytes(self, width: int, stack: int) -> int:
+        """What cell threads remember of a stack; each has the same place in several squares."""
+        at_a_time = self._cell_threads(width * stack) * self.pack // (SLICE * TILE)
+        return -(-width * stack // at_a_time) * at_a_time * _PART
+
+    def _cell_threads(self, squares: int) -> int:
+        return min(128, squares * SLICE * TILE // self.pack)

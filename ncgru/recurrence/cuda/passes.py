@@ -172,7 +172,8 @@ def backward(
         products = _candidate_products(kind, initial, parameters, hidden, sizes=(steps, batch, directions, reverse))
     leading = (float32(grad_hidden), initial)
     lengths = None if lengths is None else lengths.contiguous()
-    rest = (lengths, hidden, gates, products, found.projected, found.factors, found.initial, found.biases)
+    saved = (_aligned(hidden), _aligned(gates))
+    rest = (lengths, *saved, products, found.projected, found.factors, found.initial, found.biases)
     sizes = (steps, batch, directions, reverse)
     if kind.hidden > small.LARGEST_HIDDEN:
         _run_large(machine, design(kind, machine.limits, True), leading, parameters, rest, sizes)
@@ -273,18 +274,18 @@ def _run_large(
         int(plan.backward),
     ]
     machine.launch("large.cu", plan.defines, "large_prepare", (blocks, 1, 1), 256, prepared)
-    arguments: list[Argument] = [*leading, fragments, *rest]
+    arguments: list[Argument] = [*map(_aligned, leading), fragments, *rest]
     for launch in launches:
         part = [launch.first_direction, launch.first, launch.tiles]
         whole = [steps, batch, directions, int(reverse)]
         machine.launch(
             "large.cu",
             plan.defines,
-            f"large_{'backward' if plan.backward else 'forward'}_{'narrow' if width == plan.narrow else 'wide'}",
+            f"large_{'backward' if plan.backward else 'forward'}_{'wide' if launch.wide else 'narrow'}",
             launch.grid,
-            plan.threads(width),
+            plan.threads(width, launch.stack),
             [*arguments, exchange[launch.exchange :], *whole, *part],
-            shared=plan.shared_bytes(width, launch.tiles),
+            shared=plan.shared_bytes(width, launch.stack, launch.tiles),
             cooperative=True,
         )
 
@@ -326,3 +327,8 @@ def float32(x: Tensor) -> Tensor:
     if x.dtype != torch.float32:
         x = x.to(torch.float32)
     return x if x.is_contiguous() else x.contiguous()
+
+
+def _aligned(x: Tensor | None) -> Tensor | None:
+    """`x` where two neighbouring numbers can be read at once."""
+    return x if x is None or x.data_ptr() % (2 * x.element_size()) == 0 else x.clone()

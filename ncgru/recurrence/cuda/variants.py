@@ -25,6 +25,7 @@ _SMALL = (
 )
 _LARGE = (
     Kind(256, "float32", "before", "modrelu"),
+    Kind(512, "float32", "before", "modrelu"),
     Kind(1150, "float32", "before", "modrelu"),
     Kind(2048, "float32", "before", "modrelu"),
     Kind(512, "float32", "after", "tanh"),
@@ -43,8 +44,8 @@ _LARGE_ON_A_SMALLER_GPU = (
     Kind(2048, "bfloat16", "after", "modrelu"),
 )
 _LOCAL_BYTES = 16
-# Wide blocks with three products at a time, one of whose matrices is in registers.
-_MORE_LOCAL_BYTES = {Kind(512, "float32", "after", "tanh"): 88}
+# Wide blocks with stacks, and a matrix in registers in part.
+_MORE_LOCAL_BYTES = {Kind(512, "float32", "before", "modrelu"): 56}
 
 
 def program_of(kind: Kind, limits: Limits) -> Program:

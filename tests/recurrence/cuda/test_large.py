@@ -74,11 +74,25 @@ def test_small_machines(limits: Limits, hidden: int, why: str) -> None:
     prove(Emulated(limits), Case(Kind(hidden, "float32", "before", "modrelu"), 4, 40, "both", lengths=True))
 
 
-def test_matrices_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", [1, 2])
+@pytest.mark.parametrize("stack", [1, 2])
+def test_matrices_in_registers(monkeypatch: pytest.MonkeyPatch, kept: int, stack: int) -> None:
+    """The first pairs of each warp, or all of them."""
     kind = Kind(150, "float32", "before", "modrelu")
-    monkeypatch.setattr(large.Design, "_choice", ((0, 0, 0), 2))
+    monkeypatch.setattr(large.Design, "choice", large.Choice((0, 0, 0), kept, 2, stack))
     prove(Emulated(), Case(kind, 3, 9))
     prove(Emulated(Limits(5, 232448)), Case(kind, 3, 17))
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize(("width", "stack"), [(1, 2), (2, 2), (1, 3), (2, 3), (1, 4)])
+def test_stacks_of_tiles(monkeypatch: pytest.MonkeyPatch, storage: str, reset: str, width: int, stack: int) -> None:
+    """A group with one stack, and with several, of which the last is not full."""
+    kind = Kind(40, storage, reset, "modrelu")
+    monkeypatch.setattr(large.Design, "choice", large.Choice((1, 1, 1), 0, width, stack))
+    for batch in (13, 77):
+        prove(Emulated(Limits(6, 232448), seed=batch), Case(kind, 3, batch, "both", lengths=True))
 
 
 def test_many_steps() -> None:

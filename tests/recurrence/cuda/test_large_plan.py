@@ -53,7 +53,7 @@ def test_every_launch_can_be_resident_and_has_its_own_exchange(limits: Limits) -
                 assert launch.exchange == taken
                 taken += launch.grid[1] * launch.grid[2] * launch.tiles * 4 * design.vectors * design.pairs * 128
                 assert launch.grid[0] * launch.grid[1] * launch.grid[2] <= limits.multiprocessors
-                assert design.shared_bytes(launch.width, launch.tiles) <= limits.shared
+                assert design.shared_bytes(launch.width, launch.stack, launch.tiles) <= limits.shared
             assert design.exchange_words(launches) == taken
 
 
@@ -90,3 +90,10 @@ def test_large_batches_take_wide_blocks() -> None:
     assert [launch.width for launch in design.launches(16, 1)] == [design.narrow]
     assert [launch.width for launch in design.launches(256, 1)] == [design.wide]
     assert design.wide > design.narrow
+
+
+def test_several_tiles_are_stacked() -> None:
+    for hidden, storage in ((768, "float32"), (1024, "float32"), (1150, "float32"), (1024, "bfloat16")):
+        design = Design(Kind(hidden, storage, "before", "tanh"), H200, False)
+        for batch in (64, 256):
+            assert {launch.stack for launch in design.launches(batch, 1)} == {2}
