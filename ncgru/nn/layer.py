@@ -116,12 +116,10 @@ class _Layer(torch.autograd.Function):
         machine = gpu.machine_of(projected)
         hidden, gates = passes.forward(machine, kind, projected, initial, learnt, lengths, False)
         output = hidden if hidden.dtype == dtype else hidden.to(dtype)
-        ctx.settings = _Settings(wiring, kind, learnt.made, len(learnt.free), len(biases), ctx.needs_input_grad[4:])
+        ctx.settings = _Settings(wiring, kind, len(free), len(biases), ctx.needs_input_grad[4:])
         ctx.set_materialize_grads(False)
-        kept = (None, biases) if recompute else (gates, ())
-        ctx.save_for_backward(
-            lengths, input, initial, hidden, kept[0], learnt.matrices, *learnt.free, *inputs, *kept[1]
-        )
+        kept, again = (None, biases) if recompute else (gates, ())
+        ctx.save_for_backward(lengths, input, initial, hidden, kept, matrices, *free, *inputs, *again)
         return output, final_states(output, len(inputs))
 
     @staticmethod
@@ -140,15 +138,13 @@ class _Settings(NamedTuple):
 
     Attributes:
         wiring, kind: as the forward's.
-        made: as the recurrence's `Parameters`.
-        free: how many tensors of free rows it has taken.
+        free: how many tensors of free rows there are.
         biases: how many biases there are.
         needs: which gradients are wanted, in their order.
     """
 
     wiring: Wiring
     kind: Kind
-    made: int
     free: int
     biases: int
     needs: tuple[bool, ...]
@@ -194,12 +190,12 @@ def _gradients(
     *others: Tensor,
 ) -> Gradients:
     """Gradients of input, initial, matrices, free rows, input weights and biases, in autograd's order."""
-    wiring, kind, made, _, biases, needs = settings
+    wiring, kind, free_count, biases, needs = settings
     directions = hidden.shape[-1] // kind.hidden
-    free, inputs, kept_biases = _grouped(others, (settings.free, directions))
-    learnt, machine = passes.Parameters(matrices, free, made), gpu.machine_of(hidden)
+    free, inputs, kept_biases = _grouped(others, (free_count, directions))
+    learnt, machine = _learnt(wiring, kind, matrices, free, kept_biases, inputs), gpu.machine_of(hidden)
     if gates is None:
-        gates = _gates_again(wiring, kind, input, initial, lengths, hidden, learnt, inputs, kept_biases)
+        gates = _gates_again(wiring, kind, input, initial, lengths, hidden, matrices, free, inputs, kept_biases)
     grad_hidden = _gradient_of_states(hidden, grad_output, grad_final, len(inputs))
     arguments = (grad_hidden, initial, learnt, lengths, hidden, gates, False)
     found = passes.backward(machine, kind, *arguments, wants_initial=needs[1])
@@ -223,15 +219,14 @@ def _gates_again(
     initial: Tensor | None,
     lengths: Tensor | None,
     hidden: Tensor,
-    learnt: passes.Parameters,
+    matrices: Tensor | None,
+    free: Sequence[Tensor],
     inputs: Sequence[Tensor],
     biases: Sequence[Tensor],
 ) -> Tensor:
     """The gates that the forward did not keep: [T, B, D*G*H]."""
     count, size, dtype = len(inputs), kind.hidden, input.dtype
-    whole = learnt.matrices if learnt.made == passes.ALL[kind.gates] else None
-    if whole is None:
-        whole = wiring.weight(learnt.matrices, learnt.free, count, torch.float32)
+    whole = wiring.weight(matrices, free, count, torch.float32)
     threshold = wiring.threshold(biases, inputs)
     found = []
     for d, (weight, weight_ih) in enumerate(zip(whole.view(count, -1, size), inputs, strict=True)):

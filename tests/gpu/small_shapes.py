@@ -1,12 +1,19 @@
-"""Launches every kernel of the recurrence on small shapes, for a checker: `python -m tests.gpu.small_shapes`.
+"""Launches kernels on small shapes, for a checker, which slows them down a thousandfold; nothing is compared here.
 
-Checkers slow a kernel down a thousandfold; nothing is compared here.
+python -m tests.gpu.small_shapes               # every kernel of the recurrence, and of the orthogonal update
+python -m tests.gpu.small_shapes full-barriers # without those whose warps wait for each other in part
+python -m tests.gpu.small_shapes hand-over     # a few lines that do nothing else
 """
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
+from ncgru._cuda import program
+from ncgru.orthogonal import ScaledCayley, packed_size
+from ncgru.recurrence.cuda import small
 from ncgru.recurrence.cuda.gpu import Gpu, gpu
 from ncgru.recurrence.cuda.kind import Limits
 from tests.gpu.covering import kind
@@ -25,8 +32,34 @@ MACHINES = (Limits(1, 232448), Limits(16, 232448), Limits(14, 40000))
 """Two rows a block; wide blocks; matrices that are streamed. As this GPU has room for more, they run on it."""
 
 
+def hand_over() -> None:
+    """One warp writes, and another reads."""
+    y = torch.full((32,), -1, dtype=torch.int32, device="cuda")
+    program("tests.cuda_support", "simple.cu", {"FACTOR": 1}).kernel("hand_over", 0).launch((1, 1, 1), (64, 1, 1), y)
+    assert y.tolist() == list(range(31, -1, -1))
+
+
+def follow_matrices() -> None:
+    """Some updates of orthogonal matrices, small and large, and their gradients."""
+    for n in (7, 33, 130, 300):
+        module = ScaledCayley(n, (2,), reset_every=2, device="cuda")
+        packed = torch.zeros(2, packed_size(n), device="cuda", requires_grad=True)
+        for _ in range(3):
+            module(packed).sum().backward()
+            with torch.no_grad():
+                packed.add_(1e-3)
+        print("matrices", n, flush=True)
+
+
 def main() -> None:
+    what = sys.argv[1:]
+    if what == ["hand-over"]:
+        hand_over()
+        return
+    follow_matrices()
     for one in KINDS:
+        if what == ["full-barriers"] and one.hidden > small.LARGEST_HIDDEN:
+            continue
         for machine in (gpu(0), *(Gpu(0, limits) for limits in MACHINES[one.hidden > 128 :])):
             case = Case(one, 3, 9, "both", lengths=True)
             found = run(machine, case, inputs(case, "cuda"))

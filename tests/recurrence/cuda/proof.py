@@ -68,6 +68,7 @@ def inputs(case: Case, device: torch.device | str = "cpu") -> Inputs:
         return torch.randn(*shape, generator=random, device=device)
 
     projected = normal(case.steps, case.batch, directions * kind.gates * size)
+    gain = 0.7 if kind.reset == "none" else 1.0  # without gates a larger one lets every rounding grow from step to step
     lengths = None
     if case.lengths:
         lengths = torch.arange(case.batch, device=device) * 5 % (case.steps + 1)
@@ -75,7 +76,7 @@ def inputs(case: Case, device: torch.device | str = "cpu") -> Inputs:
     return Inputs(
         projected.to(getattr(torch, kind.storage)),
         0.5 * normal(directions, case.batch, size),
-        normal(directions, kind.gates * size, size) / size**0.5,
+        gain * normal(directions, kind.gates * size, size) / size**0.5,
         _threshold(case, 0.2 * normal(directions, size)) if kind.nonlinearity == "modrelu" else None,
         lengths,
         normal(case.steps, case.batch, directions * size),
@@ -237,10 +238,10 @@ def assert_close(name: str, found: Tensor, truth: Tensor, usual: Tensor, slack: 
     assert error <= bar, f"{name} errs by {error:.3g}, which may be {bar:.3g}"
 
 
-def assert_norms_close(name: str, found: Tensor, truth: Tensor, usual: Tensor) -> None:
+def assert_norms_close(name: str, found: Tensor, truth: Tensor, usual: Tensor, slack: float = 1.0) -> None:
     """As `assert_close`, by the norm of all errors: for what no single number can be held to."""
     assert found.shape == truth.shape, name
     allowed = _ROUNDINGS * torch.finfo(torch.float32).eps * float(truth.norm())
-    bar = max(2 * float((usual.double() - truth).norm()), allowed)
+    bar = slack * max(2 * float((usual.double() - truth).norm()), allowed)
     error = float((found.double() - truth).norm())
     assert error <= bar, f"{name} errs by {error:.3g} in all, which may be {bar:.3g}"
