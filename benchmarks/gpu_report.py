@@ -14,6 +14,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator
 
 from benchmarks.gpu import judge, records
 from benchmarks.gpu.records import Record
@@ -72,7 +73,7 @@ def page(text: str, lines: Sequence[Record]) -> str:
 def plot(lines: Sequence[Record], path: Path) -> None:
     """Time of a training step over the hidden size."""
     plt.rcParams["svg.hashsalt"] = "ncgru"
-    figure, axes = plt.subplots(2, 3, figsize=(11, 6.4), sharex=True, layout="constrained")
+    figure, axes = plt.subplots(2, 3, figsize=(11, 6.4), sharex=True, sharey="row", layout="constrained")
     measurements = judge.Measurements(lines)
     for axis, (title, groups, dtype, batch) in zip(axes.flat, _PANELS, strict=True):
         for what, colour in _COLOURS.items():
@@ -84,6 +85,8 @@ def plot(lines: Sequence[Record], path: Path) -> None:
         axis.set(title=title, yscale="log", xscale="log")
         axis.set_xticks([64, 128, 256, 512, 1024], ["64", "128", "256", "512", "1024"])
         axis.minorticks_off()
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
         axis.grid(alpha=0.3)
     for axis in axes[1]:
         axis.set_xlabel("hidden units = input features")
@@ -91,6 +94,7 @@ def plot(lines: Sequence[Record], path: Path) -> None:
         axis.set_ylabel("µs a step of time, training")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    path.parent.mkdir(exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
