@@ -55,7 +55,7 @@ def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @contextmanager
 def kernels_on_the_cpu(
-    *, largest_small: int = 256, max_shared: int = 227 << 10, clusters: bool = False
+    *, largest_small: int = 160, max_shared: int = 227 << 10, clusters: bool = False
 ) -> Iterator[None]:
     """CPU tensors are followed by emulated kernels, in memory full of NaN; sizes above `largest_small` by large.cu."""
 
