@@ -192,37 +192,51 @@ def weight_gradient(
 ) -> None:
     """Write the gradient of W_hh to float32 memory: for each direction blocks of rows, which in order make up W_hh."""
     steps, batch, _ = hidden.shape
-    directions, size = len(into), kind.hidden
-    states = hidden.to(found.projected.dtype).view(steps * batch, directions * size)
-    d_projected = found.projected.view(steps * batch, directions * kind.gates * size)
-    factors = None if found.factors is None else found.factors.view(steps * batch, directions * size)
+    size, gates, directions = kind.hidden, kind.gates, len(into)
+    states, d_projected, factors = hidden.to(found.projected.dtype), found.projected, found.factors
     for d, whole in enumerate(into):
-        backwards = d == 1 if directions == 2 else reverse
-        later, earlier, first = _neighbours(steps, batch, backwards)
-        columns = slice(d * size, (d + 1) * size)
-        begin, end = d * kind.gates * size, (d + 1) * kind.gates * size
-        for rows in _cut(whole, (kind.gates - 1) * size):
-            column, begin = begin, begin + len(rows)
-            dz = d_projected[:, column:begin]
-            last = factors is not None and column == end - size
-            if last and kind.reset == "before":
-                assert factors is not None
-                _product(dz.t(), factors[:, columns], rows)
-                continue
-            if last:
-                assert factors is not None
-                dz = factors[:, columns]
-            _product(dz[later].t(), states[earlier, columns], rows)
+        later, earlier, first = _neighbours(steps, batch, d == 1 if directions == 2 else reverse)
+        begin = d * gates * size
+        for rows in _cut(whole, (gates - 1) * size):
+            count, column = len(rows), begin
+            begin += count
+            of, width = d_projected, directions * gates * size
+            if factors is not None and begin == (d + 1) * gates * size:  # those of W_c, the last ones
+                if kind.reset == "before":
+                    every = (0, steps * batch)
+                    _product(
+                        _upright(of, every, width, column, count), _rows(factors, every, directions, d, size), rows
+                    )
+                    continue
+                of, width, column = factors, directions * size, d * size
+            _product(_upright(of, later, width, column, count), _rows(states, earlier, directions, d, size), rows)
             if initial is not None:
-                rows.addmm_(dz[first].t().float(), initial[d].to(states.dtype).float())
+                dz = _upright(of, first, width, column, count)
+                rows.addmm_(dz.float(), initial[d].to(states.dtype).float())
 
 
-def _neighbours(steps: int, batch: int, backwards: bool) -> tuple[slice, slice, slice]:
-    """Rows of [T*B, ...]: all steps but the first, the steps before them, and the first."""
-    split = (steps - 1) * batch
+Stretch = tuple[int, int]
+"""Of [T*B, ...]: the first row, and how many."""
+
+
+def _neighbours(steps: int, batch: int, backwards: bool) -> tuple[Stretch, Stretch, Stretch]:
+    """All steps but the first, the steps before them, and the first."""
+    others = (steps - 1) * batch
     if backwards:
-        return slice(0, split), slice(batch, None), slice(split, None)
-    return slice(batch, None), slice(0, split), slice(0, batch)
+        return (0, others), (batch, others), (others, batch)
+    return (batch, others), (0, others), (0, batch)
+
+
+def _rows(x: Tensor, rows: Stretch, directions: int, d: int, size: int) -> Tensor:
+    """Rows of direction d of a contiguous [T, B, D*H], by one call of torch, as each costs the host 3 µs and more."""
+    first, count = rows
+    return x.as_strided((count, size), (directions * size, 1), x.storage_offset() + (first * directions + d) * size)
+
+
+def _upright(x: Tensor, rows: Stretch, width: int, column: int, count: int) -> Tensor:
+    """`count` columns of these rows of a contiguous [T, B, width], transposed."""
+    first, number = rows
+    return x.as_strided((count, number), (1, width), x.storage_offset() + first * width + column)
 
 
 def _cut(blocks: Sequence[Tensor], at: int) -> list[Tensor]:
@@ -299,16 +313,15 @@ def _candidate_products(
     matrices = parameters.matrices
     assert matrices is not None, "of a reset after the product, no layer has W_c free"
     last = matrices.view(directions, -1, size)[:, -size:].to(dtype)
-    states = hidden.view(steps * batch, directions * size).to(dtype)
+    states = hidden.to(dtype)
     products = hidden.new_zeros((steps, batch, directions, size))
-    into = products.view(steps * batch, directions * size)
     for d in range(directions):
         later, earlier, first = _neighbours(steps, batch, d == 1 if directions == 2 else reverse)
-        columns = slice(d * size, (d + 1) * size)
         if steps > 1:
-            _product(states[earlier, columns], last[d].t(), into[later, columns])
+            operand = _rows(states, earlier, directions, d, size)
+            _product(operand, last[d].t(), _rows(products, later, directions, d, size))
         if initial is not None:
-            _product(initial[d].to(dtype), last[d].t(), into[first, columns])
+            _product(initial[d].to(dtype), last[d].t(), _rows(products, first, directions, d, size))
     return products
 
 
