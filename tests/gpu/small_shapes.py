@@ -35,7 +35,7 @@ MACHINES = (Limits(1, 232448), Limits(16, 232448), Limits(14, 40000))
 def hand_over() -> None:
     """One warp writes, and another reads."""
     y = torch.full((32,), -1, dtype=torch.int32, device="cuda")
-    program("tests.cuda_support", "simple.cu", {"FACTOR": 1}).kernel("hand_over", 0).launch((1, 1, 1), (64, 1, 1), y)
+    program("tests.cuda_support", "hand_over.cu", {}).kernel("hand_over", 0).launch((1, 1, 1), (64, 1, 1), y)
     assert y.tolist() == list(range(31, -1, -1))
 
 
