@@ -169,12 +169,13 @@ def _learnt(
     inputs: Sequence[Tensor],
 ) -> passes.Parameters:
     """The parameters as the kernels take them."""
-    if not passes.adds_biases(kind):
-        weight = wiring.weight(matrices, free, len(inputs), torch.float32)
-        return passes.Parameters.of_whole(kind, weight, wiring.threshold(biases, inputs))
     made = None if matrices is None else passes.float32(matrices)
-    rows, added = [passes.float32(x) for x in free], [passes.float32(x) for x in biases]
-    return passes.Parameters(made, rows, wiring.made, added, None, wiring.threshold_offset)
+    rows = [passes.float32(x) for x in free]
+    if passes.adds_biases(kind):
+        added = [passes.float32(x) for x in biases]
+        return passes.Parameters(made, rows, wiring.made, added, None, wiring.threshold_offset)
+    threshold = wiring.threshold(biases, inputs)
+    return passes.Parameters(made, rows, wiring.made, (), None if threshold is None else passes.float32(threshold))
 
 
 def _gradients(

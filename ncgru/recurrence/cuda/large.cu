@@ -1196,7 +1196,7 @@ __device__ __forceinline__ unsigned weight_word(const float* matrix, int row, in
 #pragma unroll
     for (int k = 0; k < PACK; ++k) {
         int i = transposed ? column + k : row, j = transposed ? row : column + k;
-        x[k] = row < HIDDEN && column + k < HIDDEN ? matrix[static_cast<index_t>(i) * HIDDEN + j] : 0.0f;
+        x[k] = row < HIDDEN && column + k < HIDDEN ? matrix[i * HIDDEN + j] : 0.0f;
     }
 #if STORAGE == FLOAT32
     return TF32 ? round_tf32(x[0]) : __float_as_uint(x[0]);
@@ -1205,20 +1205,21 @@ __device__ __forceinline__ unsigned weight_word(const float* matrix, int row, in
 #endif
 }
 
-// Fill `fragments` [D, GATES, slices, PAIRS, 2, 32 lanes, 4] from `weight` [D, GATES, H, H], and empty the exchange.
-// There may be more slices than units need: those of the last block.
+// Fill `fragments` [D, GATES, slices, PAIRS, 2, 32 lanes, 4] from the weights, and empty the exchange. There may be more
+// slices than units need: those of the last block. Everything fits into 32 bits, in which a division takes a fraction of
+// the time.
 extern "C" __global__ void large_prepare(
-    const float* weight, unsigned* fragments, unsigned* exchange, index_t matrices, index_t slices, index_t words,
-    index_t transposed) {
-    const index_t stride = static_cast<index_t>(gridDim.x) * blockDim.x;
-    const index_t thread = static_cast<index_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    for (index_t i = thread; i < matrices * slices * PAIRS * 256; i += stride) {
-        int k = static_cast<int>(i % 4), lane = static_cast<int>(i / 4 % 32), half = static_cast<int>(i / 128 % 2);
-        int pair = static_cast<int>(i / 256 % PAIRS), slice = static_cast<int>(i / (256 * PAIRS) % slices);
-        index_t matrix = i / (256 * PAIRS * slices);
-        int row = 16 * slice + lane / 4 + 8 * (k % 2);
+    const float* matrices, const float* free_first, const float* free_second, index_t made, unsigned* fragments,
+    unsigned* exchange, index_t directions, index_t slices, index_t words, index_t transposed) {
+    const Weights weights = {matrices, free_first, free_second, static_cast<int>(made)};
+    const unsigned stride = gridDim.x * blockDim.x, thread = blockIdx.x * blockDim.x + threadIdx.x;
+    const unsigned rows = static_cast<unsigned>(slices), all = static_cast<unsigned>(directions) * GATES * rows * PAIRS * 256;
+    for (unsigned i = thread; i < all; i += stride) {
+        int k = i % 4, lane = i / 4 % 32, half = i / 128 % 2, pair = i / 256 % PAIRS;
+        unsigned line = i / (256 * PAIRS), matrix = line / rows;
+        int row = 16 * static_cast<int>(line - matrix * rows) + lane / 4 + 8 * (k % 2);
         int word = 16 * pair + 4 * (lane % 4) + 2 * half + k / 2;
-        fragments[i] = weight_word(weight + matrix * HIDDEN * HIDDEN, row, word * PACK, transposed != 0);
+        fragments[i] = weight_word(weights.of(matrix / GATES, matrix % GATES), row, word * PACK, transposed != 0);
     }
-    for (index_t i = thread; i < words; i += stride) exchange[i] = EMPTY;
+    for (unsigned i = thread; i < static_cast<unsigned>(words); i += stride) exchange[i] = EMPTY;
 }

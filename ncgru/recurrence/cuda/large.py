@@ -178,7 +178,7 @@ class Design:
         """Words of one direction's fragments."""
         return self.kind.gates * self.blocks(width) * width * self.pairs * _FRAGMENT // 4
 
-    @property
+    @cached_property
     def defines(self) -> Mapping[str, int]:
         """Macros of the program; none depends on T, B or D."""
         held = dict(zip(("HELD_R", "HELD_U", "HELD_C"), self.held, strict=True))

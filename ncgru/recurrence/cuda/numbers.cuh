@@ -1,6 +1,6 @@
 // Numbers of the recurrence: how they are stored, rounded and activated.
 //
-// Set by the compiler's options: STORAGE, RESET, PHI (see below).
+// Set by the compiler's options: HIDDEN, STORAGE, RESET, PHI (see below).
 #pragma once
 
 #include "device.cuh"
@@ -69,3 +69,18 @@ __device__ __forceinline__ float slope(float c) {
 }
 
 __device__ __forceinline__ float sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : 0.0f); }
+
+// Where the matrices of all gates and directions are, each [HIDDEN, HIDDEN] row-major: the gates of which `made` has the
+// bit set lie in `matrices`, directions outermost, the others in one array for each direction.
+struct Weights {
+    const float* matrices;
+    const float* free_first;
+    const float* free_second;
+    int made;
+
+    __device__ const float* of(int direction, int gate) const {
+        const int before = __popc(made & ((1 << gate) - 1));
+        if (made >> gate & 1) return matrices + (direction * __popc(made) + before) * (HIDDEN * HIDDEN);
+        return (direction ? free_second : free_first) + (gate - before) * (HIDDEN * HIDDEN);
+    }
+};

@@ -17,7 +17,8 @@ from torch import Tensor
 from . import large, small
 from .kind import Kind, Limits
 
-Argument = Tensor | int | float | None
+Argument = Tensor | tuple[Tensor, int] | int | float | None
+"""Of a kernel; a tensor with an offset in bytes is an address within it."""
 
 
 class Machine(Protocol):
@@ -45,6 +46,11 @@ class Machine(Protocol):
 @functools.lru_cache(maxsize=256)
 def design(kind: Kind, limits: Limits, backward: bool) -> large.Design:
     return large.Design(kind, limits, backward)
+
+
+@functools.lru_cache(maxsize=1024)
+def large_launches(plan: large.Design, batch: int, directions: int) -> list[large.Launch]:
+    return plan.launches(batch, directions)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -92,7 +98,7 @@ def _two(of_directions: Sequence[Tensor]) -> tuple[Argument, Argument]:
 
 
 def adds_biases(kind: Kind) -> bool:
-    """Whether the kernels take the matrices in parts, add the biases and find their gradients; else torch does."""
+    """Whether the kernels add the biases and find their gradients; else torch does."""
     return kind.hidden <= small.LARGEST_HIDDEN
 
 
@@ -270,25 +276,15 @@ def _run_large(
 ) -> None:
     """Lay out the weights, and launch as often as the batch needs."""
     steps, batch, directions, reverse = sizes
-    weight = parameters.matrices
-    assert weight is not None, "the large kernels take W_hh whole"
-    launches = plan.launches(batch, directions)
-    words = plan.exchange_words(launches)
-    width = launches[0].width
-    fragments = weight.new_empty(directions * plan.fragment_words(width), dtype=torch.int32)
-    exchange = weight.new_empty(words, dtype=torch.int32)
-    blocks = min(4 * machine.limits.multiprocessors, -(-max(fragments.numel(), words) // 256))
-    prepared: list[Argument] = [
-        weight,
-        fragments,
-        exchange,
-        directions * plan.kind.gates,
-        plan.blocks(width) * width,
-        words,
-        int(plan.backward),
-    ]
+    launches = large_launches(plan, batch, directions)
+    width, words = launches[0].width, plan.exchange_words(launches)
+    fragments = directions * plan.fragment_words(width)
+    room = leading[0].new_empty(fragments + words, dtype=torch.int32)
+    blocks = min(4 * machine.limits.multiprocessors, -(-max(fragments, words) // 256))
+    slices = plan.blocks(width) * width
+    prepared = (*parameters.arguments, room, (room, 4 * fragments), directions, slices, words, int(plan.backward))
     machine.launch("large.cu", plan.defines, "large_prepare", (blocks, 1, 1), 256, prepared)
-    arguments: list[Argument] = [*map(_aligned, leading), fragments, *rest]
+    arguments: list[Argument] = [*map(_aligned, leading), room, *rest]
     for launch in launches:
         part = [launch.first_direction, launch.first, launch.tiles]
         whole = [steps, batch, directions, int(reverse)]
@@ -298,7 +294,7 @@ def _run_large(
             f"large_{'backward' if plan.backward else 'forward'}_{'wide' if launch.wide else 'narrow'}",
             launch.grid,
             plan.threads(width, launch.stack),
-            [*arguments, exchange[launch.exchange :], *whole, *part],
+            [*arguments, (room, 4 * (fragments + launch.exchange)), *whole, *part],
             shared=plan.shared_bytes(width, launch.stack, launch.tiles),
             cooperative=True,
         )

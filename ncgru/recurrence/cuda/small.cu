@@ -67,21 +67,6 @@ __device__ __forceinline__ int column_of(int k) {
     return pairs * LANES + lane;
 }
 
-// Where the matrices of all gates and directions are, each [HIDDEN, HIDDEN] row-major: the gates of which `made` has the
-// bit set lie in `matrices`, directions outermost, the others in one array for each direction.
-struct Weights {
-    const float* matrices;
-    const float* free_first;
-    const float* free_second;
-    int made;
-
-    __device__ const float* of(int gate) const {
-        const int before = __popc(made & ((1 << gate) - 1));
-        if (made >> gate & 1) return matrices + (blockIdx.y * __popc(made) + before) * (HIDDEN * HIDDEN);
-        return (blockIdx.y ? free_second : free_first) + (gate - before) * (HIDDEN * HIDDEN);
-    }
-};
-
 // A lane's share of its units' matrix rows, or of the transposed matrix's.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_share(float (&share)[UNITS][COLUMNS], const float* matrix) {
@@ -278,7 +263,7 @@ __device__ __forceinline__ void forward(
 
     float share[GATES][UNITS][COLUMNS];
 #pragma unroll
-    for (int gate = 0; gate < GATES; ++gate) load_share<false>(share[gate], weights.of(gate));
+    for (int gate = 0; gate < GATES; ++gate) load_share<false>(share[gate], weights.of(blockIdx.y, gate));
     for (int i = threadIdx.x; i < 2 * ROWS * WIDTH; i += THREADS) room[i / (ROWS * WIDTH)][i % (ROWS * WIDTH)] = 0.0f;
     __syncthreads();
     float h = initial ? initial[place.at_initial] : 0.0f;
@@ -376,7 +361,7 @@ __device__ __forceinline__ void backward(
 
     float share[GATES][UNITS][COLUMNS];
 #pragma unroll
-    for (int gate = 0; gate < GATES; ++gate) load_share<true>(share[gate], weights.of(gate));
+    for (int gate = 0; gate < GATES; ++gate) load_share<true>(share[gate], weights.of(blockIdx.y, gate));
     for (int i = threadIdx.x; i < ROOMS * ROOM; i += THREADS) room[i / ROOM][i % ROOM] = 0.0f;
     __syncthreads();
 

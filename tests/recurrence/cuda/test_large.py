@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from ncgru.recurrence.cuda import large, small
+from ncgru.recurrence.cuda import large, passes, small
 from ncgru.recurrence.cuda.kind import Kind, Limits
 from tests.recurrence.cuda.emulated import Emulated
 from tests.recurrence.cuda.proof import Case, inputs, prove, prove_as_a_whole, run
@@ -17,6 +17,8 @@ RESETS, NONLINEARITIES = ("before", "after", "none"), ("modrelu", "tanh", "relu"
 @pytest.fixture(autouse=True)
 def _always_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sizes too, which the emulator takes less time for."""
+    for cached in (passes.design, passes.large_launches):  # tests make other choices for the same kinds
+        cached.cache_clear()
     monkeypatch.setattr(small, "LARGEST_HIDDEN", 0)
 
 
