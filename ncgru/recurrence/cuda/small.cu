@@ -111,17 +111,23 @@ struct Vectors {
     }
 };
 
-// sums[unit*ROWS + row] += a lane's part of matrix row `unit` times vector `row`.
+// sums[unit*ROWS + row] += a lane's part of matrix row `unit` times vector `row`. An addition waits four cycles for the one
+// before it, and a small block has one warp a scheduler: two sums alone are taken in two halves each.
 template <int ROWS>
 __device__ __forceinline__ void multiply(
     float (&sums)[UNITS * ROWS], const float (&share)[UNITS][COLUMNS], const Vectors<ROWS>& x) {
+    constexpr bool halved = UNITS * ROWS < 4;
+    float odd[UNITS * ROWS] = {};
 #pragma unroll
     for (int k = 0; k < COLUMNS; ++k)
 #pragma unroll
-        for (int unit = 0; unit < UNITS; ++unit)
+        for (int i = 0; i < UNITS * ROWS; ++i) {
+            float& sum = halved && k % 2 ? odd[i] : sums[i];
+            sum = fmaf(share[i / ROWS][k], x.of_row[i % ROWS][k], sum);
+        }
+    if constexpr (halved)
 #pragma unroll
-            for (int row = 0; row < ROWS; ++row)
-                sums[unit * ROWS + row] = fmaf(share[unit][k], x.of_row[row][k], sums[unit * ROWS + row]);
+        for (int i = 0; i < UNITS * ROWS; ++i) sums[i] += odd[i];
 }
 
 // The sum over the group of the one of the `COUNT` values that this lane's place stands for.
