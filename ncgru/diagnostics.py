@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from ncgru import _checks
 from ncgru.nn.base import long_dtype
 from ncgru.nn.goru import GORU, GORUCell
+from ncgru.nn.layer import project
 from ncgru.nn.ncgru import NCGRU
 from ncgru.nn.orthogonal import OrthogonalRecurrent
 from ncgru.orthogonal import ScaledCayley, unpack
@@ -166,9 +167,10 @@ class _Steps(NamedTuple):
         size = module.hidden_size
         initial = _long(input.new_zeros(input.shape[1], size) if hx is None else hx.reshape(-1, size))
         weight: Tensor = _long(module.weight_hh_l0)
-        threshold = module._threshold("_l0")
+        weights, wiring = module._weights(*module._layers[0]), module._wiring
+        threshold = wiring.threshold(weights.biases, weights.inputs)
         threshold = None if threshold is None else _long(threshold)
-        projected = _long(module._project(input, "_l0"))
+        projected = _long(project(wiring, input, weights.inputs, weights.biases))
         hidden, gates = recurrence_with_gates(projected, initial, weight, threshold, nonlinearity=module.nonlinearity)
         r, u, c = gates.chunk(3, -1)
         slope = 1 - c.square() if module.nonlinearity == "tanh" else (c != 0).to(c.dtype)

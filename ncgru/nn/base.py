@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -130,17 +130,6 @@ class Recurrent(nn.Module):
         parameter: Tensor = getattr(self, name)
         return parameter.to(long_dtype(parameter.dtype))
 
-    def _threshold(self, direction: str) -> Tensor | None:
-        """modReLU's threshold [H], or None where the bias of c is additive or absent."""
-        return self._wiring.threshold(self._bias(direction), [getattr(self, f"weight_ih{direction}")])
-
-    def _project(self, input: Tensor, direction: str) -> Tensor:
-        """W x and all additive biases, for every step at once: [T, B, I] -> [T, B, G·H]."""
-        return project(self._wiring, input, [getattr(self, f"weight_ih{direction}")], self._bias(direction))
-
-    def _bias(self, direction: str) -> list[Tensor]:
-        return [getattr(self, f"bias{direction}")] if self._biased else []
-
     def _run_layer(
         self,
         input: Tensor,
@@ -159,10 +148,7 @@ class Recurrent(nn.Module):
             return run_layer(self._wiring, kind, input, initial, weights, lengths, recompute)
         run = self._run_by_operators if on_gpu else self._run_one_by_one
         arguments = (input, initial, weights, directions, lengths)
-        if recompute:
-            output: Tensor = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
-        else:
-            output = run(*arguments)
+        output = _run_twice(run, arguments, (input, initial, *weights.tensors)) if recompute else run(*arguments)
         return output, final_states(output, len(directions))
 
     def _projected_dtype(self, input: Tensor, dtype: torch.dtype) -> torch.dtype:
@@ -209,20 +195,25 @@ class Recurrent(nn.Module):
     ) -> Tensor:
         """The directions of a layer one after the other, on any backend."""
         states = [None] * len(directions) if initial is None else initial.unbind()
-        outputs = [
-            self._run_direction(input, state, weight, direction, lengths)
-            for state, weight, direction in zip(states, self._recurrent_weights(weights), directions, strict=True)
-        ]
+        parts = zip(self._recurrent_weights(weights), weights.inputs, weights.biases_of_each, directions, strict=True)
+        outputs = [self._run_direction(input, state, *part, lengths) for state, part in zip(states, parts, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
     def _run_direction(
-        self, input: Tensor, initial: Tensor | None, weight: Tensor, direction: str, lengths: Tensor | None
+        self,
+        input: Tensor,
+        initial: Tensor | None,
+        weight: Tensor,
+        weight_ih: Tensor,
+        bias: Sequence[Tensor],
+        direction: str,
+        lengths: Tensor | None,
     ) -> Tensor:
-        """One direction of one layer over a whole sequence: [T, B, I] -> [T, B, H]."""
-        projected = self._project(input, direction)
+        """One direction of one layer over a whole sequence: [T, B, I] -> [T, B, H]; `bias` has one tensor or none."""
+        projected = project(self._wiring, input, [weight_ih], bias)
         if initial is None:
             initial = projected.new_zeros(projected.shape[1], self.hidden_size)
-        threshold = self._threshold(direction)
+        threshold = self._wiring.threshold(bias, [weight_ih])
         hidden = recurrence(
             projected,
             _joined(initial, projected),
@@ -293,6 +284,27 @@ def _autocast_joins(value: Tensor, weight: Tensor) -> bool:
     """Whether autocast brings tensors of two dtypes together; it leaves float64 alone."""
     joined = value.is_floating_point() and torch.float64 not in (value.dtype, weight.dtype)
     return joined and torch.is_autocast_enabled(value.device.type)
+
+
+def _run_twice(run: Callable[..., Tensor], arguments: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> Tensor:
+    """`run(*arguments)` now, and again in the backward, which is refused if one of the `tensors` has changed since."""
+    if torch.compiler.is_compiling():
+        return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+    versions = _versions(tensors)
+
+    def checked(*same: Any) -> Tensor:
+        if _versions(tensors) != versions:
+            raise RuntimeError(
+                "a tensor that recompute=True needs in the backward has been modified by an inplace operation since; "
+                "call backward() before changing inputs or parameters, or pass recompute=False"
+            )
+        return run(*same)
+
+    return checkpoint(checked, *arguments, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+
+
+def _versions(tensors: Sequence[Tensor | None]) -> list[int]:
+    return [tensor._version for tensor in tensors if tensor is not None and not tensor.is_inference()]
 
 
 def _joined(value: Tensor, projected: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ from ncgru.recurrence.cuda.kind import Kind
 
 Gradients = tuple[Tensor | None, ...]
 
+_BATCHED = [torch._C._parse_dispatch_key(name) for name in ("Batched", "FuncTorchBatched")]
+
 
 class Weights(NamedTuple):
     """The parameters of a layer. Lists have a tensor for each direction, or none at all.
@@ -36,6 +38,11 @@ class Weights(NamedTuple):
     free: list[Tensor]
     inputs: list[Tensor]
     biases: list[Tensor]
+
+    @property
+    def biases_of_each(self) -> list[list[Tensor]]:
+        """For each direction a list of its bias, or an empty one."""
+        return [self.biases[d : d + 1] for d in range(len(self.inputs))]
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -127,10 +134,22 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor | None, grad_final: Tensor | None) -> Gradients:
         found: Gradients = (None,) * len(ctx.settings.needs)
         if grad_output is not None or grad_final is not None:
+            _refuse_batched(grad_output, grad_final)
             saved = ctx.saved_tensors  # read once: each reading unpacks anew, which checkpointing forbids
             run = _Backward.apply if torch.is_grad_enabled() else _gradients
             found = run(ctx.settings, grad_output, grad_final, *saved)
         return None, None, None, None, *found
+
+
+def _refuse_batched(*gradients: Tensor | None) -> None:
+    """Raise where vmap hides several gradients in one tensor, whose memory a kernel cannot read."""
+    for gradient in gradients:
+        keys = None if gradient is None else torch._C._dispatch_keys(gradient)
+        if keys is not None and any(key is not None and keys.has(key) for key in _BATCHED):
+            raise RuntimeError(
+                "batched gradients (is_grads_batched, jacobian(vectorize=True)) do not go through the kernels; build "
+                "the module with backend='reference' where they are needed"
+            )
 
 
 class _Settings(NamedTuple):
@@ -202,11 +221,13 @@ def _gradients(
     found = passes.backward(machine, kind, *arguments, wants_initial=needs[1])
     flat = found.projected.view(-1, gates.shape[-1])
     d_input = torch.mm(flat, side_by_side(inputs)).view(input.shape) if needs[0] else None
-    d_matrices, d_free = wiring.room_for_gradients(len(inputs), hidden)
-    if any(needs[2 : 3 + len(d_free)]):
-        passes.weight_gradient(kind, found, initial, hidden, False, wiring.rows_of(d_matrices, d_free, len(inputs)))
+    first = 3 + len(free)
+    d_matrices, d_free = None, list[Tensor | None]([None] * len(free))
+    if any(needs[2:first]):
+        d_matrices, made = wiring.room_for_gradients(len(inputs), hidden)
+        passes.weight_gradient(kind, found, initial, hidden, False, wiring.rows_of(d_matrices, made, len(inputs)))
+        d_free[:] = made
     d_inputs: Sequence[Tensor | None] = [None] * len(inputs)
-    first = 3 + len(d_free)
     if any(needs[first : first + len(inputs)]):
         d_inputs = torch.mm(flat.t(), input.reshape(-1, input.shape[-1])).chunk(len(inputs))
     d_biases = _bias_gradients(wiring, kind, flat, found.biases) if biases else ()
@@ -231,12 +252,17 @@ def _gates_again(
     threshold = wiring.threshold(biases, inputs)
     found = []
     for d, (weight, weight_ih) in enumerate(zip(whole.view(count, -1, size), inputs, strict=True)):
-        projected = project(wiring, input, [weight_ih], [bias.to(dtype) for bias in biases[d : d + 1]])
+        own = biases[d : d + 1]
+        # As in the forward: kernels that add biases do so in float32, to a product that may have been rounded.
+        before_rounding = [] if passes.adds_biases(kind) else [bias.to(dtype) for bias in own]
+        projected = project(wiring, input, [weight_ih], before_rounding).to(hidden.dtype)
+        added = wiring.additive_bias(own) if passes.adds_biases(kind) else None
+        projected = projected if added is None else projected + added.to(hidden.dtype)
         before = hidden.new_zeros(hidden.shape[1], size) if initial is None else initial[d]
         bias = None if threshold is None else threshold[d * size : (d + 1) * size].to(hidden.dtype)
         states = hidden[..., d * size : (d + 1) * size]
         settings = (kind.reset, kind.nonlinearity, d == 1)
-        found.append(gates_again(projected, before, weight, bias, lengths, states, *settings).to(dtype))
+        found.append(gates_again(projected, dtype, before, weight, bias, lengths, states, *settings).to(dtype))
     return found[0] if count == 1 else torch.cat(found, -1)
 
 

@@ -158,9 +158,10 @@ class CellModule(Recurrent):
             self._check_features("hx", hx, self.hidden_size, "hidden_size")
             hx = hx.unsqueeze(0) if unbatched else hx
         suffix, directions = self._layers[0]
-        (weight,) = self._recurrent_weights(self._weights(suffix, directions))
+        weights = self._weights(suffix, directions)
+        (weight,) = self._recurrent_weights(weights)
         step = input.view(1, -1, self.input_size) if unbatched else input.unsqueeze(0)
-        hidden = self._run_direction(step, hx, weight, suffix, None)[0]
+        hidden = self._run_direction(step, hx, weight, weights.inputs[0], weights.biases, suffix, None)[0]
         return hidden.squeeze(0) if unbatched else hidden
 
 

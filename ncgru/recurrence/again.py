@@ -6,6 +6,7 @@ Shapes and equations are those of `reference.py`.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .reference import close_ended, ended_steps, nonlinear, previous_states, rounding
@@ -13,6 +14,7 @@ from .reference import close_ended, ended_steps, nonlinear, previous_states, rou
 
 def gates_again(
     projected: Tensor,
+    products: torch.dtype,
     initial: Tensor,
     weight: Tensor,
     threshold: Tensor | None,
@@ -22,8 +24,11 @@ def gates_again(
     nonlinearity: str,
     reverse: bool,
 ) -> Tensor:
-    """What `reference.forward` returned as gates beside these `hidden`, but for rounding."""
-    size, operand = hidden.shape[-1], rounding(projected.dtype)
+    """What `reference.forward` returned as gates beside these `hidden`, but for rounding.
+
+    The arguments are its own, and `products`, the dtype that operands are rounded to.
+    """
+    size, operand = hidden.shape[-1], rounding(products)
     gates = projected.to(hidden.dtype, copy=True)
     ended = ended_steps(lengths, gates)
     if ended is not None:

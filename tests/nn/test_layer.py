@@ -201,3 +201,61 @@ def test_notices_that_an_output_was_changed() -> None:
         output.detach().zero_()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+@pytest.mark.parametrize("on", ["kernels", "reference"])
+def test_recomputing_sees_substituted_parameters(on: str) -> None:
+    module, _ = pair("ncgru")
+    module.backend = "cuda" if on == "kernels" else "reference"
+    other = {name: (value.detach() * 1.3 + 0.1).requires_grad_() for name, value in module.named_parameters()}
+    x, found = torch.randn(STEPS, BATCH, INPUTS), []
+    for module.recompute in (False, True):
+        with emulated_gpu():
+            output = torch.func.functional_call(module, other, (x,))[0]
+            found.append(torch.autograd.grad(output.square().sum(), list(other.values())))
+    assert_same(list(found[0]), list(found[1]), 1e-5)
+
+
+@pytest.mark.parametrize("on", ["kernels", "reference"])
+@pytest.mark.parametrize("changed", ["input", "weight_ih_l0", "weight_hh_free_l0"])
+def test_recomputing_notices_a_change(on: str, changed: str) -> None:
+    module, _ = pair("ncgru", recompute=True)
+    module.backend = "cuda" if on == "kernels" else "reference"
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    with emulated_gpu():
+        loss = module(x)[0].sum()
+        with torch.no_grad():
+            (x if changed == "input" else module.get_parameter(changed)).add_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("name", ["ncgru", "cho-gru", "goru"])
+def test_recomputing_in_16_bits_finds_the_same_gates(name: str) -> None:
+    ours, theirs = pair(name, hidden=32)
+    theirs.recompute, theirs.backend = True, "cuda"
+    x = torch.randn(STEPS, 16, INPUTS)
+    with emulated_gpu(), torch.autocast("cpu", torch.bfloat16):
+        for kept, again in zip(results(ours, x), results(theirs, x), strict=True):
+            assert float((kept - again).detach().norm()) <= 1e-3 * float(kept.detach().norm())
+
+
+def test_frozen_matrices_get_no_gradient_of_unwritten_memory() -> None:
+    ours, _ = pair("ncgru")
+    for name, parameter in ours.named_parameters():
+        parameter.requires_grad_(not name.startswith(("skew", "weight_hh_free")))
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        with emulated_gpu(), torch.autograd.set_detect_anomaly(True):
+            ours(torch.randn(STEPS, BATCH, INPUTS))[0].sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_refuses_batched_gradients() -> None:
+    ours, _ = pair("ncgru")
+    x = torch.randn(STEPS, BATCH, INPUTS, requires_grad=True)
+    with emulated_gpu():
+        output = ours(x)[0]
+        with pytest.raises(RuntimeError, match="backend='reference'"):
+            torch.autograd.grad(output, [x], torch.randn(2, *output.shape), is_grads_batched=True)

@@ -166,7 +166,7 @@ def backward(
     directions = width // (kind.gates * kind.hidden)
     initial = None if initial is None else float32(initial)
     found = Gradients(
-        torch.empty_like(gates),
+        torch.empty_like(gates, memory_format=torch.contiguous_format),
         hidden.new_empty((directions, batch, kind.hidden)) if wants_initial else None,
         hidden.new_empty((batch, directions, (kind.gates if adds_biases(kind) else 1) * kind.hidden)),
         gates.new_empty((steps, batch, directions, kind.hidden)) if kind.gates > 1 else None,
@@ -178,7 +178,7 @@ def backward(
         products = _candidate_products(kind, initial, parameters, hidden, sizes=(steps, batch, directions, reverse))
     leading = (float32(grad_hidden), initial)
     lengths = None if lengths is None else lengths.contiguous()
-    saved = (_aligned(hidden), _aligned(gates))
+    saved = (_aligned(hidden.contiguous()), _aligned(gates.contiguous()))
     rest = (lengths, *saved, products, found.projected, found.factors, found.initial, found.biases)
     sizes = (steps, batch, directions, reverse)
     if kind.hidden > small.LARGEST_HIDDEN:
@@ -199,7 +199,7 @@ def weight_gradient(
     """Write the gradient of W_hh to float32 memory: for each direction blocks of rows, which in order make up W_hh."""
     steps, batch, _ = hidden.shape
     size, gates, directions = kind.hidden, kind.gates, len(into)
-    states, d_projected, factors = hidden.to(found.projected.dtype), found.projected, found.factors
+    states, d_projected, factors = hidden.to(found.projected.dtype).contiguous(), found.projected, found.factors
     for d, whole in enumerate(into):
         later, earlier, first = _neighbours(steps, batch, d == 1 if directions == 2 else reverse)
         begin = d * gates * size

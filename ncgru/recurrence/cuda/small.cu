@@ -186,7 +186,7 @@ struct Place {
         unit = own_unit < HIDDEN ? own_unit : HIDDEN - 1;
         real = own_unit < HIDDEN && own_row < batch;
         backwards = directions == 2 ? direction == 1 : reverse;
-        length = static_cast<int>(lengths && lengths[row] < steps ? lengths[row] : steps);
+        length = static_cast<int>(lengths ? max(index_t{0}, min(lengths[row], steps)) : steps);
         at_initial = (direction * batch + row) * HIDDEN + unit;
         at_state = (row * directions + direction) * HIDDEN + unit;
         step = batch * directions * HIDDEN;

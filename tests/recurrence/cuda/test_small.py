@@ -1,6 +1,7 @@
 """That small.cu computes the recurrence, on the emulator; and the arithmetic of its launches."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,16 @@ def test_computes_the_recurrence_of_every_kind(kind: Kind) -> None:
     for steps, batch, directions, lengths in itertools.product(STEPS, BATCHES, DIRECTIONS, (False, True)):
         for machine in machines(steps + batch):
             prove(machine, Case(kind, steps, batch, directions, lengths))
+
+
+def test_a_row_of_negative_length_is_over_from_the_start() -> None:
+    case = Case(Kind(6, "float32", "before", "tanh"), 3, 2, "both", lengths=True)
+    found = []
+    for length in (0, -1):
+        given = replace(inputs(case), lengths=torch.tensor([length, 1]))
+        found.append(run(Emulated(), case, given))
+    for name, expected in found[0].items():
+        assert torch.equal(found[1][name], expected), name
 
 
 @pytest.mark.parametrize("layout", range(3))
