@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ncgru import _checks
 from ncgru._eager import simply_computes
-from ncgru.nn.layer import Weights, final_states, no_state, project, run_layer
+from ncgru.nn.layer import Weights, final_states, project, run_layer, tensors_of
 from ncgru.nn.wiring import Wiring
 from ncgru.recurrence import recurrence, resolve_backend
 from ncgru.recurrence.cuda.operator import kind_now
@@ -143,12 +143,13 @@ class Recurrent(nn.Module):
         dtype = self._projected_dtype(input, weights.inputs[0].dtype)
         recompute = self.recompute and torch.is_grad_enabled()
         on_gpu = self._backend_on(input.device, dtype) == "cuda"
-        if on_gpu and simply_computes(input, initial, *weights.tensors):
+        if on_gpu and simply_computes(input, initial, *tensors_of(weights)):
+            _checks.reverse_mode(input, initial, *tensors_of(weights))
             kind = kind_now(dtype, self.hidden_size, self.reset, self.nonlinearity)
             return run_layer(self._wiring, kind, input, initial, weights, lengths, recompute)
         run = self._run_by_operators if on_gpu else self._run_one_by_one
         arguments = (input, initial, weights, directions, lengths)
-        output = _run_twice(run, arguments, (input, initial, *weights.tensors)) if recompute else run(*arguments)
+        output = _run_twice(run, arguments, (input, initial, *tensors_of(weights))) if recompute else run(*arguments)
         return output, final_states(output, len(directions))
 
     def _projected_dtype(self, input: Tensor, dtype: torch.dtype) -> torch.dtype:
@@ -168,7 +169,7 @@ class Recurrent(nn.Module):
         count, size = len(directions), self.hidden_size
         projected = project(self._wiring, input, weights.inputs, weights.biases)
         if initial is None:
-            initial = no_state(projected, count, size)
+            initial = projected.new_zeros((count, projected.shape[1], size), dtype=torch.float32)
         weight = self._wiring.weight(weights.matrices, weights.free, count, weights.inputs[0].dtype)
         threshold = self._wiring.threshold(weights.biases, weights.inputs)
         _checks.reverse_mode(projected, initial, weight, threshold)
@@ -195,7 +196,8 @@ class Recurrent(nn.Module):
     ) -> Tensor:
         """The directions of a layer one after the other, on any backend."""
         states = [None] * len(directions) if initial is None else initial.unbind()
-        parts = zip(self._recurrent_weights(weights), weights.inputs, weights.biases_of_each, directions, strict=True)
+        biases = [weights.biases[d : d + 1] for d in range(len(directions))]
+        parts = zip(self._recurrent_weights(weights), weights.inputs, biases, directions, strict=True)
         outputs = [self._run_direction(input, state, *part, lengths) for state, part in zip(states, parts, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 

@@ -1,7 +1,7 @@
 """A layer as one step of autograd: projection and recurrence forward, and by hand all gradients of it.
 
-It is the same work as the operators of `ncgru.recurrence` do between operations of torch, but at a third of the calls,
-of which each costs the host 10 µs and more. It is for tensors that simply hold numbers (`simply_computes`).
+It is the same work as the operators of `ncgru.recurrence` do between operations of torch, with fewer calls for the host
+to issue. It is for tensors that simply hold numbers (`simply_computes`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,11 @@ class Weights(NamedTuple):
     inputs: list[Tensor]
     biases: list[Tensor]
 
-    @property
-    def biases_of_each(self) -> list[list[Tensor]]:
-        """For each direction a list of its bias, or an empty one."""
-        return [self.biases[d : d + 1] for d in range(len(self.inputs))]
 
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.matrices, *self.free, *self.inputs, *self.biases
+# No properties of `Weights`: torch.compile of PyTorch 2.6 does not know those of a NamedTuple.
+def tensors_of(weights: Weights) -> tuple[Tensor | None, ...]:
+    """All of them, in their order."""
+    return weights.matrices, *weights.free, *weights.inputs, *weights.biases
 
 
 def run_layer(
@@ -63,18 +60,13 @@ def run_layer(
     Under autocast `kind` says the dtype that the projection is taken in. With `recompute` no gates are kept.
     """
     counts = len(weights.free), len(weights.inputs), recompute
-    made: tuple[Tensor, Tensor] = _Layer.apply(wiring, kind, counts, lengths, input, initial, *weights.tensors)  # type: ignore[no-untyped-call]
+    made: tuple[Tensor, Tensor] = _Layer.apply(wiring, kind, counts, lengths, input, initial, *tensors_of(weights))  # type: ignore[no-untyped-call]
     return made
 
 
 def project(wiring: Wiring, input: Tensor, inputs: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
     """W x and all additive biases, for every step and direction at once: [T, B, I] -> [T, B, D*G*H]."""
     return F.linear(input, side_by_side(inputs), wiring.additive_bias(biases))
-
-
-def no_state(projected: Tensor, directions: int, size: int) -> Tensor:
-    """The state before the first step where none is given."""
-    return projected.new_zeros((directions, projected.shape[1], size), dtype=torch.float32)
 
 
 def final_states(output: Tensor, directions: int) -> Tensor:
@@ -117,8 +109,7 @@ class _Layer(torch.autograd.Function):
         dtype = getattr(torch, kind.storage)
         if inputs[0].dtype != dtype or input.dtype != dtype:
             input, inputs = input.to(dtype), [x.to(dtype) for x in inputs]
-        bias = None if passes.adds_biases(kind) else wiring.additive_bias(biases)
-        projected = F.linear(input, side_by_side(inputs), bias if bias is None else bias.to(dtype))
+        projected = _projected(wiring, kind, input, inputs, biases)
         learnt = _learnt(wiring, kind, matrices, free, biases, inputs)
         machine = gpu.machine_of(projected)
         hidden, gates = passes.forward(machine, kind, projected, initial, learnt, lengths, False)
@@ -179,6 +170,12 @@ class _Backward(torch.autograd.Function):
     backward = staticmethod(operator.refuse_second_order)
 
 
+def _projected(wiring: Wiring, kind: Kind, input: Tensor, inputs: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """W x in the dtype of `input`, with the additive biases where the kernels do not add them."""
+    added = [] if passes.adds_biases(kind) else [bias.to(input.dtype) for bias in biases]
+    return project(wiring, input, inputs, added)
+
+
 def _learnt(
     wiring: Wiring,
     kind: Kind,
@@ -222,11 +219,12 @@ def _gradients(
     flat = found.projected.view(-1, gates.shape[-1])
     d_input = torch.mm(flat, side_by_side(inputs)).view(input.shape) if needs[0] else None
     first = 3 + len(free)
-    d_matrices, d_free = None, list[Tensor | None]([None] * len(free))
+    d_matrices: Tensor | None = None
+    d_free: Sequence[Tensor | None] = [None] * len(free)
     if any(needs[2:first]):
-        d_matrices, made = wiring.room_for_gradients(len(inputs), hidden)
-        passes.weight_gradient(kind, found, initial, hidden, False, wiring.rows_of(d_matrices, made, len(inputs)))
-        d_free[:] = made
+        d_matrices, room = wiring.room_for_gradients(len(inputs), hidden)
+        passes.weight_gradient(kind, found, initial, hidden, False, wiring.rows_of(d_matrices, room, len(inputs)))
+        d_free = room
     d_inputs: Sequence[Tensor | None] = [None] * len(inputs)
     if any(needs[first : first + len(inputs)]):
         d_inputs = torch.mm(flat.t(), input.reshape(-1, input.shape[-1])).chunk(len(inputs))
@@ -253,11 +251,10 @@ def _gates_again(
     found = []
     for d, (weight, weight_ih) in enumerate(zip(whole.view(count, -1, size), inputs, strict=True)):
         own = biases[d : d + 1]
-        # As in the forward: kernels that add biases do so in float32, to a product that may have been rounded.
-        before_rounding = [] if passes.adds_biases(kind) else [bias.to(dtype) for bias in own]
-        projected = project(wiring, input, [weight_ih], before_rounding).to(hidden.dtype)
+        projected = _projected(wiring, kind, input, [weight_ih], own).to(hidden.dtype)
         added = wiring.additive_bias(own) if passes.adds_biases(kind) else None
-        projected = projected if added is None else projected + added.to(hidden.dtype)
+        if added is not None:  # as the kernels do, in float32, to a product that may have been rounded
+            projected = projected + added
         before = hidden.new_zeros(hidden.shape[1], size) if initial is None else initial[d]
         bias = None if threshold is None else threshold[d * size : (d + 1) * size].to(hidden.dtype)
         states = hidden[..., d * size : (d + 1) * size]

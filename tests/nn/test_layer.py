@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -191,6 +192,16 @@ def test_refuses_second_derivatives() -> None:
         (first,) = torch.autograd.grad(ours(x)[0].square().sum(), [x], create_graph=True)
         with pytest.raises(RuntimeError, match="backend='reference'"):
             first.sum().backward()
+
+
+# torch's own forward mode uses torch.jit, which torch deprecates.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_refuses_forward_mode() -> None:
+    ours, _ = pair("ncgru")
+    with emulated_gpu(), forward_ad.dual_level():
+        x = forward_ad.make_dual(torch.randn(STEPS, BATCH, INPUTS), torch.ones(STEPS, BATCH, INPUTS))
+        with pytest.raises(NotImplementedError, match="forward-mode derivatives"):
+            ours(x)
 
 
 def test_notices_that_an_output_was_changed() -> None:

@@ -28,8 +28,8 @@ from ncgru.orthogonal.cuda.state import State
 __all__ = ["LARGEST_SMALL", "LargeKernels", "SmallKernels", "State", "kernels", "usable", "why_not"]
 
 LARGEST_SMALL = LARGEST_ROWS
-"""The most rows of a matrix that a group of eight blocks follows in one launch; above, torch multiplies. Where a block
-has little shared memory, as on GPUs that are not for data centres, the most is 160."""
+"""The most rows of a matrix that a group of eight blocks follows in one launch; above, or where a block has too little
+shared memory, torch multiplies."""
 
 LEAST_CAPABILITY = (8, 0)
 STATIC_SHARED = 1024

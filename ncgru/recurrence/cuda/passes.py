@@ -58,10 +58,6 @@ def small_plan(kind: Kind, limits: Limits, batch: int, directions: int, backward
     return small.plan(kind, limits, batch, directions, backward)
 
 
-ALL = {1: 0b1, 3: 0b111}
-"""The bits of all gates, by their number."""
-
-
 class Parameters(NamedTuple):
     """What a layer has learnt, apart from the projection: float32.
 
@@ -84,7 +80,8 @@ class Parameters(NamedTuple):
     @classmethod
     def of_whole(cls, kind: Kind, weight: Tensor, threshold: Tensor | None) -> Parameters:
         """Those of a W_hh in one piece, all directions' rows in order; its additive biases have been added already."""
-        return cls(float32(weight), (), ALL[kind.gates], (), None if threshold is None else float32(threshold))
+        every = (1 << kind.gates) - 1
+        return cls(float32(weight), (), every, (), None if threshold is None else float32(threshold))
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -121,12 +118,12 @@ def forward(
     leading = (projected.contiguous(), None if initial is None else float32(initial))
     lengths = None if lengths is None else lengths.contiguous()
     sizes = (steps, batch, directions, reverse)
-    if kind.hidden > small.LARGEST_HIDDEN:
-        rest = (parameters.threshold, lengths, hidden, gates)
-        _run_large(machine, design(kind, machine.limits, False), leading, parameters, rest, sizes)
-    else:
+    if adds_biases(kind):
         biases = (*_two(parameters.biases), parameters.threshold, parameters.threshold_offset)
         _run_small(machine, kind, False, (*leading, *parameters.arguments, *biases, lengths, hidden, gates), sizes)
+    else:
+        rest = (parameters.threshold, lengths, hidden, gates)
+        _run_large(machine, design(kind, machine.limits, False), leading, parameters, rest, sizes)
     return hidden, gates
 
 
@@ -173,18 +170,16 @@ def backward(
     )
     if batch == 0:
         return found
-    products = None
-    if kind.reset == "after":
-        products = _candidate_products(kind, initial, parameters, hidden, sizes=(steps, batch, directions, reverse))
+    sizes = (steps, batch, directions, reverse)
+    products = _candidate_products(kind, initial, parameters, hidden, sizes) if kind.reset == "after" else None
     leading = (float32(grad_hidden), initial)
     lengths = None if lengths is None else lengths.contiguous()
     saved = (_aligned(hidden.contiguous()), _aligned(gates.contiguous()))
     rest = (lengths, *saved, products, found.projected, found.factors, found.initial, found.biases)
-    sizes = (steps, batch, directions, reverse)
-    if kind.hidden > small.LARGEST_HIDDEN:
-        _run_large(machine, design(kind, machine.limits, True), leading, parameters, rest, sizes)
-    else:
+    if adds_biases(kind):
         _run_small(machine, kind, True, (*leading, *parameters.arguments, *rest), sizes)
+    else:
+        _run_large(machine, design(kind, machine.limits, True), leading, parameters, rest, sizes)
     return found
 
 
@@ -234,7 +229,7 @@ def _neighbours(steps: int, batch: int, backwards: bool) -> tuple[Stretch, Stret
 
 
 def _rows(x: Tensor, rows: Stretch, directions: int, d: int, size: int) -> Tensor:
-    """Rows of direction d of a contiguous [T, B, D*H], by one call of torch, as each costs the host 3 µs and more."""
+    """Rows of direction d of a contiguous [T, B, D*H], by one call of torch where slices would take three."""
     first, count = rows
     return x.as_strided((count, size), (directions * size, 1), x.storage_offset() + (first * directions + d) * size)
 
@@ -332,7 +327,7 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def float32(x: Tensor) -> Tensor:
-    """`x` in float32 and contiguous; every call of torch that can be left out saves its 10 µs."""
+    """`x` in float32 and contiguous; calls of torch that change nothing are left out, as the host is slow at them."""
     if x.dtype != torch.float32:
         x = x.to(torch.float32)
     return x if x.is_contiguous() else x.contiguous()
