@@ -115,6 +115,7 @@ def process_group(device: str) -> Iterator[Ranks]:
     dist.init_process_group(backend)
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())
+        dist.barrier()  # a process that leaves while another still talks may take it down
     finally:
         dist.destroy_process_group()
 
