@@ -109,16 +109,17 @@ class _Layer(torch.autograd.Function):
         dtype = getattr(torch, kind.storage)
         if inputs[0].dtype != dtype or input.dtype != dtype:
             input, inputs = input.to(dtype), [x.to(dtype) for x in inputs]
-        projected = _projected(wiring, kind, input, inputs, biases)
-        learnt = _learnt(wiring, kind, matrices, free, biases, inputs)
+        projected = F.linear(input, side_by_side(inputs))
+        learnt = _learnt(wiring, kind, matrices, free, biases)
         machine = gpu.machine_of(projected)
-        hidden, gates = passes.forward(machine, kind, projected, initial, learnt, lengths, False)
-        output = hidden if hidden.dtype == dtype else hidden.to(dtype)
+        made = passes.forward(machine, kind, projected, initial, learnt, lengths, False, wants_output=True)
         ctx.settings = _Settings(wiring, kind, len(free), len(biases), ctx.needs_input_grad[4:])
         ctx.set_materialize_grads(False)
-        kept, again = (None, biases) if recompute else (gates, ())
-        ctx.save_for_backward(lengths, input, initial, hidden, kept, matrices, *free, *inputs, *again)
-        return output, final_states(output, len(inputs))
+        kept, again = (None, biases) if recompute else (made.gates, ())
+        assert made.last is not None
+        states = made.hidden, None if made.output is made.hidden else made.output
+        ctx.save_for_backward(lengths, input, initial, *states, kept, matrices, *free, *inputs, *again)
+        return made.output, made.last
 
     @staticmethod
     @_without_autocast
@@ -170,28 +171,10 @@ class _Backward(torch.autograd.Function):
     backward = staticmethod(operator.refuse_second_order)
 
 
-def _projected(wiring: Wiring, kind: Kind, input: Tensor, inputs: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-    """W x in the dtype of `input`, with the additive biases where the kernels do not add them."""
-    added = [] if passes.adds_biases(kind) else [bias.to(input.dtype) for bias in biases]
-    return project(wiring, input, inputs, added)
-
-
 def _learnt(
-    wiring: Wiring,
-    kind: Kind,
-    matrices: Tensor | None,
-    free: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    inputs: Sequence[Tensor],
+    wiring: Wiring, kind: Kind, matrices: Tensor | None, free: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> passes.Parameters:
-    """The parameters as the kernels take them."""
-    made = None if matrices is None else passes.float32(matrices)
-    rows = [passes.float32(x) for x in free]
-    if passes.adds_biases(kind):
-        added = [passes.float32(x) for x in biases]
-        return passes.Parameters(made, rows, wiring.made, added, None, wiring.threshold_offset)
-    threshold = wiring.threshold(biases, inputs)
-    return passes.Parameters(made, rows, wiring.made, (), None if threshold is None else passes.float32(threshold))
+    return passes.Parameters.of_layer(kind, matrices, free, wiring.made, biases, wiring.threshold_offset)
 
 
 def _gradients(
@@ -202,6 +185,7 @@ def _gradients(
     input: Tensor,
     initial: Tensor | None,
     hidden: Tensor,
+    output: Tensor | None,
     gates: Tensor | None,
     matrices: Tensor | None,
     *others: Tensor,
@@ -210,7 +194,7 @@ def _gradients(
     wiring, kind, free_count, biases, needs = settings
     directions = hidden.shape[-1] // kind.hidden
     free, inputs, kept_biases = _grouped(others, (free_count, directions))
-    learnt, machine = _learnt(wiring, kind, matrices, free, kept_biases, inputs), gpu.machine_of(hidden)
+    learnt, machine = _learnt(wiring, kind, matrices, free, kept_biases), gpu.machine_of(hidden)
     if gates is None:
         gates = _gates_again(wiring, kind, input, initial, lengths, hidden, matrices, free, inputs, kept_biases)
     grad_hidden = _gradient_of_states(hidden, grad_output, grad_final, len(inputs))
@@ -223,7 +207,8 @@ def _gradients(
     d_free: Sequence[Tensor | None] = [None] * len(free)
     if any(needs[2:first]):
         d_matrices, room = wiring.room_for_gradients(len(inputs), hidden)
-        passes.weight_gradient(kind, found, initial, hidden, False, wiring.rows_of(d_matrices, room, len(inputs)))
+        states = hidden if output is None else output
+        passes.weight_gradient(kind, found, initial, states, False, wiring.rows_of(d_matrices, room, len(inputs)))
         d_free = room
     d_inputs: Sequence[Tensor | None] = [None] * len(inputs)
     if any(needs[first : first + len(inputs)]):
@@ -250,9 +235,8 @@ def _gates_again(
     threshold = wiring.threshold(biases, inputs)
     found = []
     for d, (weight, weight_ih) in enumerate(zip(whole.view(count, -1, size), inputs, strict=True)):
-        own = biases[d : d + 1]
-        projected = _projected(wiring, kind, input, [weight_ih], own).to(hidden.dtype)
-        added = wiring.additive_bias(own) if passes.adds_biases(kind) else None
+        projected = F.linear(input, weight_ih).to(hidden.dtype)
+        added = wiring.additive_bias(biases[d : d + 1])
         if added is not None:  # as the kernels do, in float32, to a product that may have been rounded
             projected = projected + added
         before = hidden.new_zeros(hidden.shape[1], size) if initial is None else initial[d]
@@ -264,7 +248,7 @@ def _gates_again(
 
 
 def _bias_gradients(wiring: Wiring, kind: Kind, d_projected: Tensor, found: Tensor) -> Sequence[Tensor]:
-    if passes.adds_biases(kind):
+    if passes.finds_bias_gradients(kind):
         return found.sum(0).unbind()
     return wiring.bias_gradients(d_projected, found)
 

@@ -51,7 +51,6 @@
 #define SHARED 1
 #define GLOBAL 2
 
-#define GATES (RESET == NONE ? 1 : 3)
 #define PACK (STORAGE == FLOAT32 ? 1 : 2)
 #define SPLIT (STORAGE == FLOAT32 && !TF32)
 #define SLICES ((HIDDEN + 15) / 16)
@@ -678,10 +677,12 @@ struct Forward {
     const stored* projected;
     const float* initial;
     const uint4* fragments;
-    const float* threshold;
+    Biases biases;  // of the block's direction
     const index_t* lengths;
     float* hidden;
     stored* gates;
+    stored* output;  // the states as they are stored, or null
+    stored* last;    // the last of them, or null
     unsigned* exchange;
 };
 
@@ -731,7 +732,6 @@ struct ForwardCells {
     const Memory<W, R> memory;
     const Publisher<1> out;
     index_t phase;
-    Numbers bias;
 
     __device__ void start() {
         partials.begin();
@@ -743,11 +743,7 @@ struct ForwardCells {
                 float h[PACK];
                 read(h, x.initial + here.start(part, task), here, part, x.initial != nullptr);
 #pragma unroll
-                for (int k = 0; k < PACK; ++k) {
-                    memory(STATE, stack, item, k) = h[k];
-                    bool known = x.threshold && here.unit + k < HIDDEN;
-                    bias[item][k] = known ? x.threshold[part.direction * HIDDEN + here.unit + k] : 0.0f;
-                }
+                for (int k = 0; k < PACK; ++k) memory(STATE, stack, item, k) = h[k];
                 out.publish(here, stack * R, 0, 0, h);
             }
         }
@@ -783,6 +779,23 @@ struct ForwardCells {
         for (int item = 0; item < ITEMS; ++item) write(to + at.of[item].gate(gate), from[item], at.of[item], part);
     }
 
+    // What is added to a gate; asked for before products are waited for.
+    __device__ __forceinline__ void recall_bias(Numbers& into, int gate, const Cells<W, R>& at) const {
+#pragma unroll
+        for (int i = 0; i < ITEMS * PACK; ++i) {
+            const int unit = at.of[i / PACK].unit + i % PACK;
+            into[i / PACK][i % PACK] = x.biases.of(gate, unit < HIDDEN ? unit : 0);
+        }
+    }
+
+    __device__ __forceinline__ void recall_threshold(Numbers& into, const Cells<W, R>& at) const {
+#pragma unroll
+        for (int i = 0; i < ITEMS * PACK; ++i) {
+            const int unit = at.of[i / PACK].unit + i % PACK;
+            into[i / PACK][i % PACK] = x.biases.threshold(unit < HIDDEN ? unit : 0);
+        }
+    }
+
     __device__ __forceinline__ void new_state(
         const Cells<W, R>& at, int stack, const Numbers& c, const Numbers& u, const Numbers& before) {
         Numbers h;
@@ -796,29 +809,36 @@ struct ForwardCells {
         keep(h, STATE, stack);
         save(x.gates, GATES - 1, c, at);
 #pragma unroll
-        for (int item = 0; item < ITEMS; ++item) write(x.hidden + at.of[item].state(), h[item], at.of[item], part);
+        for (int item = 0; item < ITEMS; ++item) {
+            write(x.hidden + at.of[item].state(), h[item], at.of[item], part);
+            if (PACK == 2 && x.output) write(x.output + at.of[item].state(), h[item], at.of[item], part);
+        }
     }
 
     // What follows on the products with the state.
     __device__ __forceinline__ void on_state(const Cells<W, R>& at, int stack, const float (&p)[GATES][ITEMS][PACK]) {
-        Numbers before, r, u, next, sums[FORWARD_PRODUCTS];
+        Numbers before, r, u, next, sums[FORWARD_PRODUCTS], bias[GATES], threshold;
         recall(before, STATE, stack);
+        if constexpr (RESET != BEFORE) recall_threshold(threshold, at);
+#pragma unroll
+        for (int gate = 0; gate < GATES; ++gate) recall_bias(bias[gate], gate, at);
         partials.take(sums, at);
 #pragma unroll
         for (int i = 0; i < ITEMS * PACK; ++i) {
             int item = i / PACK, k = i % PACK;
-            float first = p[0][item][k] + sums[0][item][k];
+            float first = p[0][item][k] + bias[0][item][k] + sums[0][item][k];
             if constexpr (RESET == NONE) {
-                next[item][k] = activate(first, bias[item][k]);
+                next[item][k] = activate(first, threshold[item][k]);
                 u[item][k] = 1.0f;
             } else {
                 r[item][k] = logistic(first);
-                float second = p[GATES - 2][item][k] + sums[GATES - 2][item][k];
+                float second = p[GATES - 2][item][k] + bias[GATES - 2][item][k] + sums[GATES - 2][item][k];
                 u[item][k] = at.of[item].over ? 0.0f : logistic(second);
             }
             if constexpr (RESET == AFTER) {
                 float product = r[item][k] * sums[FORWARD_PRODUCTS - 1][item][k];
-                next[item][k] = activate(p[GATES - 1][item][k] + product, bias[item][k]);
+                float rest = p[GATES - 1][item][k] + bias[GATES - 1][item][k];
+                next[item][k] = activate(rest + product, threshold[item][k]);
             }
             if constexpr (RESET == BEFORE) next[item][k] = r[item][k] * before[item][k];
         }
@@ -837,13 +857,14 @@ struct ForwardCells {
 
     // What follows on W_c (r*h).
     __device__ __forceinline__ void on_gated(const Cells<W, R>& at, int stack) {
-        Numbers before, u, z, c, sums[1];
+        Numbers before, u, z, c, sums[1], bias, threshold;
         recall(before, STATE, stack), recall(u, UPDATE, stack), recall(z, CANDIDATE, stack);
+        recall_bias(bias, GATES - 1, at), recall_threshold(threshold, at);
         partials.take(sums, at);
 #pragma unroll
         for (int i = 0; i < ITEMS * PACK; ++i) {
             int item = i / PACK, k = i % PACK;
-            c[item][k] = activate(z[item][k] + sums[0][item][k], bias[item][k]);
+            c[item][k] = activate(z[item][k] + bias[item][k] + sums[0][item][k], threshold[item][k]);
         }
         new_state(at, stack, c, u, before);
     }
@@ -867,6 +888,18 @@ struct ForwardCells {
                 next_phase();
             }
         }
+        if (x.last) finish();
+    }
+
+    __device__ void finish() const {
+        for (int stack = 0; stack < part.stacks; ++stack) {
+            const Cells<W, R> at(part, task, x.lengths, stack, 0);
+            Numbers h;
+            recall(h, STATE, stack);
+#pragma unroll
+            for (int item = 0; item < ITEMS; ++item)
+                write(x.last + at.of[item].start(part, task), h[item], at.of[item], part);
+        }
     }
 };
 
@@ -879,7 +912,7 @@ __device__ __forceinline__ void forward(const Forward& x, const Task& task) {
     if (threadIdx.x >= 32 * WARPS) {
         const Memory<W, R> memory = {partial_room + partials.SIZE, part.stacks};
         const Publisher<1> out = {Exchange<1>(x.exchange, part, task.tiles)};
-        ForwardCells<W, R>{part, task, x, partials, memory, out, 0, {}}.run();
+        ForwardCells<W, R>{part, task, x, partials, memory, out, 0}.run();
         return;
     }
     const Matrices<W> matrices(x.fragments, matrix_room, part);
@@ -895,6 +928,7 @@ __device__ __forceinline__ void forward(const Forward& x, const Task& task) {
 
 struct Backward {
     const float* grad_hidden;
+    const stored* grad_output;  // as the states are stored, in the place of `grad_hidden`
     const float* initial;
     const uint4* fragments;
     const index_t* lengths;
@@ -944,7 +978,8 @@ struct SavedAhead {
         for (int i = 0; i < items_of(W * R); ++i) {
             const Cell& here = at.of[i];
             Item& item = of[i];
-            read(item.grad, x.grad_hidden + here.state(), here, part);
+            if (PACK == 2 && x.grad_output) read(item.grad, x.grad_output + here.state(), here, part);
+            else read(item.grad, x.grad_hidden + here.state(), here, part);
             read(item.c, x.gates + here.gate(GATES - 1), here, part);
             read(item.r, x.gates + here.gate(0), here, part, GATES == 3);
             read(item.u, x.gates + here.gate(GATES == 3), here, part, GATES == 3);
@@ -1166,20 +1201,24 @@ __device__ __forceinline__ void backward(const Backward& x, const Task& task) {
 
 #define KERNELS(NAME, W, R)                                                                                            \
     extern "C" __global__ void __launch_bounds__(threads_of(W * R), 1) large_forward_##NAME(                           \
-        const stored* projected, const float* initial, const uint4* fragments, const float* threshold,                 \
-        const index_t* lengths, float* hidden, stored* gates, unsigned* exchange, index_t steps, index_t batch,        \
+        const stored* projected, const float* initial, const uint4* fragments, const void* bias_first,                 \
+        const void* bias_second, const float* thresholds, float offset, index_t narrow, const index_t* lengths,        \
+        float* hidden, stored* gates, stored* output, stored* last, unsigned* exchange, index_t steps, index_t batch,  \
         index_t directions, index_t reverse, index_t first_direction, index_t first, index_t tiles) {                  \
-        forward<W, R>({projected, initial, fragments, threshold, lengths, hidden, gates, exchange},                    \
+        const int direction = static_cast<int>(first_direction) + blockIdx.z;                                          \
+        const Biases biases = {{direction ? bias_second : bias_first, narrow != 0},                                    \
+                               thresholds ? thresholds + direction * HIDDEN : nullptr, offset};                        \
+        forward<W, R>({projected, initial, fragments, biases, lengths, hidden, gates, output, last, exchange},         \
                    {steps, batch, directions, reverse, static_cast<int>(first_direction), static_cast<int>(first),     \
                     static_cast<int>(tiles)});                                                                         \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(threads_of(W * R), 1) large_backward_##NAME(                          \
-        const float* grad_hidden, const float* initial, const uint4* fragments, const index_t* lengths,                \
-        const float* hidden, const stored* gates, const float* products, stored* d_projected, stored* factors,         \
-        float* d_initial, float* d_threshold, unsigned* exchange, index_t steps, index_t batch, index_t directions,    \
-        index_t reverse, index_t first_direction, index_t first, index_t tiles) {                                      \
-        backward<W, R>({grad_hidden, initial, fragments, lengths, hidden, gates, products, d_projected, factors,       \
-                     d_initial, d_threshold, exchange},                                                                \
+        const float* grad_hidden, const stored* grad_output, const float* initial, const uint4* fragments,             \
+        const index_t* lengths, const float* hidden, const stored* gates, const float* products, stored* d_projected,  \
+        stored* factors, float* d_initial, float* d_threshold, unsigned* exchange, index_t steps, index_t batch,       \
+        index_t directions, index_t reverse, index_t first_direction, index_t first, index_t tiles) {                  \
+        backward<W, R>({grad_hidden, grad_output, initial, fragments, lengths, hidden, gates, products, d_projected,   \
+                     factors, d_initial, d_threshold, exchange},                                                       \
                     {steps, batch, directions, reverse, static_cast<int>(first_direction), static_cast<int>(first),    \
                      static_cast<int>(tiles)});                                                                        \
     }
@@ -1191,7 +1230,7 @@ KERNELS(wide, WIDE, STACK)
 
 // ------------------------------------------------------------------------------------------------------ preparation
 
-__device__ __forceinline__ unsigned weight_word(const float* matrix, int row, int column, bool transposed) {
+__device__ __forceinline__ unsigned weight_word(const Array& matrix, int row, int column, bool transposed) {
     float x[PACK];
 #pragma unroll
     for (int k = 0; k < PACK; ++k) {
@@ -1209,9 +1248,10 @@ __device__ __forceinline__ unsigned weight_word(const float* matrix, int row, in
 // slices than units need: those of the last block. Everything fits into 32 bits, in which a division takes a fraction of
 // the time.
 extern "C" __global__ void large_prepare(
-    const float* matrices, const float* free_first, const float* free_second, index_t made, unsigned* fragments,
-    unsigned* exchange, index_t directions, index_t slices, index_t words, index_t transposed) {
-    const Weights weights = {matrices, free_first, free_second, static_cast<int>(made)};
+    const float* matrices, const void* free_first, const void* free_second, index_t made, index_t narrow,
+    unsigned* fragments, unsigned* exchange, index_t directions, index_t slices, index_t words, index_t transposed) {
+    const bool thin = narrow != 0;
+    const Weights weights = {matrices, {free_first, thin}, {free_second, thin}, static_cast<int>(made)};
     const unsigned stride = gridDim.x * blockDim.x, thread = blockIdx.x * blockDim.x + threadIdx.x;
     const unsigned rows = static_cast<unsigned>(slices), all = static_cast<unsigned>(directions) * GATES * rows * PAIRS * 256;
     for (unsigned i = thread; i < all; i += stride) {

@@ -17,6 +17,8 @@
 #define TANH 1
 #define RELU 2
 
+#define GATES (RESET == NONE ? 1 : 3)
+
 typedef long long index_t;
 
 // The dtype of `projected`, of the saved gates and of the gradient of `projected`.
@@ -70,17 +72,55 @@ __device__ __forceinline__ float slope(float c) {
 
 __device__ __forceinline__ float sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : 0.0f); }
 
+// Parameters: of float32, or, where `narrow`, as `projected` is stored.
+struct Array {
+    const void* first;
+    bool narrow;
+
+    __device__ __forceinline__ float operator[](int i) const {
+        if (STORAGE != FLOAT32 && narrow) return load(static_cast<const stored*>(first) + i);
+        return static_cast<const float*>(first)[i];
+    }
+
+    __device__ __forceinline__ Array from(int i) const {
+        const int bytes = narrow ? sizeof(stored) : sizeof(float);
+        return {static_cast<const char*>(first) + static_cast<index_t>(i) * bytes, narrow};
+    }
+
+    __device__ __forceinline__ explicit operator bool() const { return first != nullptr; }
+};
+
 // Where the matrices of all gates and directions are, each [HIDDEN, HIDDEN] row-major: the gates of which `made` has the
 // bit set lie in `matrices`, directions outermost, the others in one array for each direction.
 struct Weights {
     const float* matrices;
-    const float* free_first;
-    const float* free_second;
+    Array free_first;
+    Array free_second;
     int made;
 
-    __device__ const float* of(int direction, int gate) const {
-        const int before = __popc(made & ((1 << gate) - 1));
-        if (made >> gate & 1) return matrices + (direction * __popc(made) + before) * (HIDDEN * HIDDEN);
-        return (direction ? free_second : free_first) + (gate - before) * (HIDDEN * HIDDEN);
+    __device__ Array of(int direction, int gate) const {
+        const int before = __popc(made & ((1 << gate) - 1)), square = HIDDEN * HIDDEN;
+        if (made >> gate & 1) return {matrices + (direction * __popc(made) + before) * square, false};
+        return (direction ? free_second : free_first).from((gate - before) * square);
+    }
+};
+
+// What is added for one unit in one gate. The last block of `bias` [G, HIDDEN] is modReLU's threshold, where it has one
+// and `thresholds` [HIDDEN] do not say it.
+struct Biases {
+    Array bias;
+    const float* thresholds;
+    float offset;
+
+    // To the projected input.
+    __device__ __forceinline__ float of(int gate, int unit) const {
+        if (PHI == MODRELU && gate == GATES - 1) return 0.0f;
+        return bias ? bias[gate * HIDDEN + unit] : 0.0f;
+    }
+
+    __device__ __forceinline__ float threshold(int unit) const {
+        if (PHI != MODRELU) return 0.0f;
+        if (thresholds) return offset + thresholds[unit];
+        return bias ? offset + bias[(GATES - 1) * HIDDEN + unit] : offset;
     }
 };

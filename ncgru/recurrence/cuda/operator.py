@@ -51,7 +51,8 @@ def forward_on(
 ) -> tuple[Tensor, Tensor]:
     """Hidden and gates; weight is [D, G*H, H] and threshold [D, H]."""
     parameters = passes.Parameters.of_whole(kind, weight, threshold)
-    return passes.forward(machine, kind, projected, initial, parameters, lengths, reverse)
+    made = passes.forward(machine, kind, projected, initial, parameters, lengths, reverse, wants_output=False)
+    return made.hidden, made.gates
 
 
 def backward_on(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import large, small
-from .kind import Kind, Limits
+from .kind import FLOAT32, Kind, Limits, storage_of
 
 Argument = Tensor | tuple[Tensor, int] | int | float | None
 """Of a kernel; a tensor with an offset in bytes is an address within it."""
@@ -59,15 +59,16 @@ def small_plan(kind: Kind, limits: Limits, batch: int, directions: int, backward
 
 
 class Parameters(NamedTuple):
-    """What a layer has learnt, apart from the projection: float32.
+    """What a layer has learnt, apart from the input weights.
 
     Attributes:
-        matrices: the matrices of the gates whose bit is set in `made`, [D*S, H, H], directions outermost.
+        matrices: the matrices of the gates whose bit is set in `made`, [D*S, H, H], directions outermost; float32.
         free: the rows of the others, [F*H, H] for each direction, or nothing.
         made: bit g stands for the g-th gate.
-        biases: [G*H] for each direction, or nothing; for kernels that add them (`adds_biases`).
-        threshold: modReLU's [D*H], where `biases` do not say it.
+        biases: [G*H] for each direction, or nothing. The block of c is modReLU's threshold, where it has one.
+        threshold: modReLU's [D*H], where `biases` do not say it; float32.
         threshold_offset: what is added to either.
+        narrow: whether `free` and `biases` are of the kind's storage, rather than float32.
     """
 
     matrices: Tensor | None
@@ -76,6 +77,7 @@ class Parameters(NamedTuple):
     biases: Sequence[Tensor] = ()
     threshold: Tensor | None = None
     threshold_offset: float = 0.0
+    narrow: bool = False
 
     @classmethod
     def of_whole(cls, kind: Kind, weight: Tensor, threshold: Tensor | None) -> Parameters:
@@ -83,10 +85,33 @@ class Parameters(NamedTuple):
         every = (1 << kind.gates) - 1
         return cls(float32(weight), (), every, (), None if threshold is None else float32(threshold))
 
+    @classmethod
+    def of_layer(
+        cls,
+        kind: Kind,
+        matrices: Tensor | None,
+        free: Sequence[Tensor],
+        made: int,
+        biases: Sequence[Tensor],
+        threshold_offset: float,
+    ) -> Parameters:
+        """Those of a layer as they are, but for a dtype that the kernels do not read."""
+        dtype = (*free, *biases, None)[0]
+        narrow = dtype is not None and kind.storage != FLOAT32 and storage_of(dtype.dtype) == kind.storage
+        if not narrow:
+            free, biases = [float32(x) for x in free], [float32(x) for x in biases]
+        made_matrices = None if matrices is None else float32(matrices)
+        return cls(made_matrices, free, made, biases, None, threshold_offset, narrow)
+
     @property
-    def arguments(self) -> tuple[Argument, ...]:
-        """The weights as kernels take them."""
-        return (self.matrices, *_two(self.free), self.made)
+    def weights(self) -> tuple[Argument, ...]:
+        """The recurrent weights as kernels take them."""
+        return (self.matrices, *_two(self.free), self.made, int(self.narrow))
+
+    @property
+    def added(self) -> tuple[Argument, ...]:
+        """What is added, as kernels take it."""
+        return (*_two(self.biases), self.threshold, self.threshold_offset)
 
 
 def _two(of_directions: Sequence[Tensor]) -> tuple[Argument, Argument]:
@@ -94,9 +119,25 @@ def _two(of_directions: Sequence[Tensor]) -> tuple[Argument, Argument]:
     return first, of_directions[1] if len(of_directions) > 1 else None
 
 
-def adds_biases(kind: Kind) -> bool:
-    """Whether the kernels add the biases and find their gradients; else torch does."""
+def finds_bias_gradients(kind: Kind) -> bool:
+    """Whether the kernels find the gradients of all biases; else torch adds up those of the projected input."""
     return kind.hidden <= small.LARGEST_HIDDEN
+
+
+class States(NamedTuple):
+    """What the forward kernel makes.
+
+    Attributes:
+        hidden: [T, B, D*H], float32.
+        gates: as projected.
+        output: `hidden` in the dtype of projected; the same tensor where that is float32, or where it is not wanted.
+        last: the states after the last step of each direction [D, B, H], in the dtype of projected, if wanted.
+    """
+
+    hidden: Tensor
+    gates: Tensor
+    output: Tensor
+    last: Tensor | None
 
 
 def forward(
@@ -107,24 +148,30 @@ def forward(
     parameters: Parameters,
     lengths: Tensor | None,
     reverse: bool,
-) -> tuple[Tensor, Tensor]:
-    """Run the recurrence: hidden in float32, and gates in the dtype of `projected`. No `initial` is one of zeros."""
+    *,
+    wants_output: bool,
+) -> States:
+    """Run the recurrence, and write what a layer returns where that is wanted, beside what its backward needs."""
     steps, batch, width = projected.shape
     directions = width // (kind.gates * kind.hidden)
-    hidden = projected.new_empty((steps, batch, directions * kind.hidden), dtype=torch.float32)
+    shape = steps, batch, directions * kind.hidden
+    hidden = projected.new_empty(shape, dtype=torch.float32)
     gates = torch.empty_like(projected, memory_format=torch.contiguous_format)
+    rounded = projected.new_empty(shape) if wants_output and kind.storage != FLOAT32 else None
+    last = projected.new_empty((directions, batch, kind.hidden)) if wants_output else None
+    made = States(hidden, gates, hidden if rounded is None else rounded, last)
     if batch == 0:
-        return hidden, gates
+        return made
     leading = (projected.contiguous(), None if initial is None else float32(initial))
     lengths = None if lengths is None else lengths.contiguous()
+    written = (lengths, hidden, gates, rounded, last)
     sizes = (steps, batch, directions, reverse)
-    if adds_biases(kind):
-        biases = (*_two(parameters.biases), parameters.threshold, parameters.threshold_offset)
-        _run_small(machine, kind, False, (*leading, *parameters.arguments, *biases, lengths, hidden, gates), sizes)
+    if kind.hidden <= small.LARGEST_HIDDEN:
+        _run_small(machine, kind, False, (*leading, *parameters.weights, *parameters.added, *written), sizes)
     else:
-        rest = (parameters.threshold, lengths, hidden, gates)
+        rest = (*parameters.added, int(parameters.narrow), *written)
         _run_large(machine, design(kind, machine.limits, False), leading, parameters, rest, sizes)
-    return hidden, gates
+    return made
 
 
 class Gradients(NamedTuple):
@@ -133,8 +180,8 @@ class Gradients(NamedTuple):
     Attributes:
         projected: dL/dz, as projected.
         initial: [D, B, H], if it was wanted.
-        biases: one for each row of the batch: [B, D, G*H], or of modReLU's threshold alone [B, D, H] where the kernel
-            does not add the others.
+        biases: one for each row of the batch: [B, D, G*H], or of modReLU's threshold alone [B, D, H]
+            (`finds_bias_gradients`).
         factors: beside dL/dz_c or the state before the step, what the gradient of W_c is made of: r*h ("before") or
             dL/dm ("after"), [T, B, D, H].
     """
@@ -165,19 +212,21 @@ def backward(
     found = Gradients(
         torch.empty_like(gates, memory_format=torch.contiguous_format),
         hidden.new_empty((directions, batch, kind.hidden)) if wants_initial else None,
-        hidden.new_empty((batch, directions, (kind.gates if adds_biases(kind) else 1) * kind.hidden)),
+        hidden.new_empty((batch, directions, (kind.gates if finds_bias_gradients(kind) else 1) * kind.hidden)),
         gates.new_empty((steps, batch, directions, kind.hidden)) if kind.gates > 1 else None,
     )
     if batch == 0:
         return found
     sizes = (steps, batch, directions, reverse)
     products = _candidate_products(kind, initial, parameters, hidden, sizes) if kind.reset == "after" else None
-    leading = (float32(grad_hidden), initial)
+    narrow = kind.storage != FLOAT32 and storage_of(grad_hidden.dtype) == kind.storage
+    grad = grad_hidden.contiguous() if narrow else float32(grad_hidden)
+    leading = (None, grad, initial) if narrow else (grad, None, initial)
     lengths = None if lengths is None else lengths.contiguous()
     saved = (_aligned(hidden.contiguous()), _aligned(gates.contiguous()))
     rest = (lengths, *saved, products, found.projected, found.factors, found.initial, found.biases)
-    if adds_biases(kind):
-        _run_small(machine, kind, True, (*leading, *parameters.arguments, *rest), sizes)
+    if kind.hidden <= small.LARGEST_HIDDEN:
+        _run_small(machine, kind, True, (*leading, *parameters.weights, *rest), sizes)
     else:
         _run_large(machine, design(kind, machine.limits, True), leading, parameters, rest, sizes)
     return found
@@ -264,7 +313,7 @@ def _run_small(
 def _run_large(
     machine: Machine,
     plan: large.Design,
-    leading: tuple[Tensor, Tensor | None],
+    leading: Sequence[Tensor | None],
     parameters: Parameters,
     rest: Sequence[Argument],
     sizes: tuple[int, int, int, bool],
@@ -272,12 +321,13 @@ def _run_large(
     """Lay out the weights, and launch as often as the batch needs."""
     steps, batch, directions, reverse = sizes
     launches = large_launches(plan, batch, directions)
+    like = next(x for x in leading if x is not None)
     width, words = launches[0].width, plan.exchange_words(launches)
     fragments = directions * plan.fragment_words(width)
-    room = leading[0].new_empty(fragments + words, dtype=torch.int32)
+    room = like.new_empty(fragments + words, dtype=torch.int32)
     blocks = min(4 * machine.limits.multiprocessors, -(-max(fragments, words) // 256))
     slices = plan.blocks(width) * width
-    prepared = (*parameters.arguments, room, (room, 4 * fragments), directions, slices, words, int(plan.backward))
+    prepared = (*parameters.weights, room, (room, 4 * fragments), directions, slices, words, int(plan.backward))
     machine.launch("large.cu", plan.defines, "large_prepare", (blocks, 1, 1), 256, prepared)
     arguments: list[Argument] = [*map(_aligned, leading), room, *rest]
     for launch in launches:

@@ -28,7 +28,6 @@
 
 #include "numbers.cuh"
 
-#define GATES (RESET == NONE ? 1 : 3)
 #define COLUMNS ((HIDDEN + LANES - 1) / LANES)
 #define WIDTH (COLUMNS * LANES)
 #define GROUPS ((HIDDEN + UNITS - 1) / UNITS)
@@ -69,7 +68,7 @@ __device__ __forceinline__ int column_of(int k) {
 
 // A lane's share of its units' matrix rows, or of the transposed matrix's.
 template <bool TRANSPOSED>
-__device__ __forceinline__ void load_share(float (&share)[UNITS][COLUMNS], const float* matrix) {
+__device__ __forceinline__ void load_share(float (&share)[UNITS][COLUMNS], const Array matrix) {
     int first = threadIdx.x / LANES * UNITS;
 #pragma unroll
     for (int unit = 0; unit < UNITS; ++unit)
@@ -237,29 +236,11 @@ struct Ahead {
 
 // ---------------------------------------------------------------------------------------------------------- forward
 
-// What is added for one unit. The last block of `bias` [G, HIDDEN] is modReLU's threshold, where it has one and
-// `threshold` [D, HIDDEN] does not say it.
-struct Biases {
-    float gate[GATES] = {};
-    float threshold;
-
-    __device__ Biases(const float* bias, const float* thresholds, float offset, int unit) : threshold(offset) {
-        if (bias)
-#pragma unroll
-            for (int i = 0; i < GATES; ++i) gate[i] = bias[i * HIDDEN + unit];
-        if constexpr (PHI == MODRELU) {
-            threshold += thresholds ? thresholds[blockIdx.y * HIDDEN + unit] : gate[GATES - 1];
-            gate[GATES - 1] = 0.0f;
-        }
-    }
-};
-
 template <int ROWS>
 __device__ __forceinline__ void forward(
     const stored* __restrict__ projected, const float* __restrict__ initial, const Weights& weights,
-    const float* __restrict__ bias, const float* __restrict__ thresholds, float offset,
-    const index_t* __restrict__ lengths, float* __restrict__ hidden, stored* __restrict__ gates, index_t steps,
-    index_t batch, index_t reverse) {
+    const Biases& biases, const index_t* __restrict__ lengths, float* __restrict__ hidden, stored* __restrict__ gates,
+    stored* __restrict__ output, stored* __restrict__ last, index_t steps, index_t batch, index_t reverse) {
     __shared__ __align__(16) float room[2][ROWS * WIDTH];  // "before": h and r*h; otherwise h, in turns
     Role<ROWS> role;
     index_t row = static_cast<index_t>(blockIdx.x) * ROWS + role.row;
@@ -273,7 +254,10 @@ __device__ __forceinline__ void forward(
     for (int i = threadIdx.x; i < 2 * ROWS * WIDTH; i += THREADS) room[i / (ROWS * WIDTH)][i % (ROWS * WIDTH)] = 0.0f;
     __syncthreads();
     float h = initial ? initial[place.at_initial] : 0.0f;
-    const Biases biases(bias, thresholds, offset, place.unit);
+    const float threshold = biases.threshold(place.unit);
+    float bias[GATES];
+#pragma unroll
+    for (int gate = 0; gate < GATES; ++gate) bias[gate] = biases.of(gate, place.unit);
     if (writer) room[0][mine] = as_operand(h);
     __syncthreads();
 
@@ -284,7 +268,7 @@ __device__ __forceinline__ void forward(
     // p of a step, whatever where the row is over, but no number of the padding: it may hold anything, NaN included.
     auto read_gate = [&](int gate, bool alive) {
         float p = alive ? load(projected + GATES * (at - place.unit) + place.unit + gate * HIDDEN) : 0.0f;
-        return p + biases.gate[gate];
+        return p + bias[gate];
     };
     bool alive = place.alive(t);
     float p_r = RESET == NONE ? 0.0f : read_gate(0, alive);
@@ -298,6 +282,7 @@ __device__ __forceinline__ void forward(
         const bool over = !alive;
         ahead.step(left > AHEAD);
         float* shown = hidden + at;
+        stored* rounded = output + at;
         stored* kept = gates + GATES * (at - place.unit) + place.unit;
         t += forth;
         at += stride;
@@ -323,7 +308,7 @@ __device__ __forceinline__ void forward(
             }
         }
         p_c = read_gate(GATES - 1, alive);
-        const float c = activate(z, biases.threshold);
+        const float c = activate(z, threshold);
         u = over ? 0.0f : u;
         h = over ? h : (RESET == NONE ? c : h + u * (c - h));
         float* next = room[RESET == BEFORE ? 0 : 1 - turn];
@@ -332,11 +317,13 @@ __device__ __forceinline__ void forward(
         states = Vectors<ROWS>(next);
         if (writer) {  // while the vector is on its way
             *shown = h;
+            if (STORAGE != FLOAT32 && output) *rounded = store(h);
             if constexpr (RESET != NONE) kept[0] = store(r);
             if constexpr (RESET != NONE) kept[HIDDEN] = store(u);
             kept[(GATES - 1) * HIDDEN] = store(c);
         }
     }
+    if (last && writer) last[place.at_initial] = store(h);
 }
 
 // --------------------------------------------------------------------------------------------------------- backward
@@ -346,13 +333,13 @@ struct Saved {
     float grad, r, u, c, before, product;
 };
 
-// `products` [T, B, D, H] is W_c h, for reset="after" alone. `factors` [T, B, D, H] is filled with what the gradient of
+// The gradient of the states comes in float32 or as they are stored. `products` [T, B, D, H] is W_c h, for reset="after" alone. `factors` [T, B, D, H] is filled with what the gradient of
 // W_c is made of, beside dL/dz_c or the state before the step: r*h ("before") or dL/d(W_c h) ("after"). `d_bias`
 // [B, D, G, H] has its gradient for each row, `d_initial` [D, B, H] may be null.
 template <int ROWS>
 __device__ __forceinline__ void backward(
-    const float* __restrict__ grad_hidden, const float* __restrict__ initial, const Weights& weights,
-    const index_t* __restrict__ lengths, const float* __restrict__ hidden, const stored* __restrict__ gates,
+    const float* __restrict__ grad_hidden, const stored* __restrict__ grad_output, const float* __restrict__ initial,
+    const Weights& weights, const index_t* __restrict__ lengths, const float* __restrict__ hidden, const stored* __restrict__ gates,
     const float* __restrict__ products, stored* __restrict__ d_projected, stored* __restrict__ factors,
     float* __restrict__ d_initial, float* __restrict__ d_bias, index_t steps, index_t batch, index_t reverse) {
     constexpr int ROOM = ROWS * WIDTH;
@@ -379,7 +366,7 @@ __device__ __forceinline__ void backward(
     auto read_saved = [&](bool first) {
         const stored* kept = gates + GATES * (at - place.unit) + place.unit;
         Saved x = {};
-        x.grad = grad_hidden[at];
+        x.grad = STORAGE != FLOAT32 && grad_output ? load(grad_output + at) : grad_hidden[at];
         x.c = load(kept + (GATES - 1) * HIDDEN);
         if constexpr (RESET != NONE) x.r = load(kept);
         if constexpr (RESET != NONE) x.u = load(kept + HIDDEN);
@@ -389,7 +376,8 @@ __device__ __forceinline__ void backward(
     };
     Ahead ahead;
     ahead.add<ROWS>(gates, GATES * HIDDEN, batch, t + forth * AHEAD, forth);
-    ahead.add<ROWS>(grad_hidden, HIDDEN, batch, t + forth * AHEAD, forth);
+    if (STORAGE != FLOAT32 && grad_output) ahead.add<ROWS>(grad_output, HIDDEN, batch, t + forth * AHEAD, forth);
+    else ahead.add<ROWS>(grad_hidden, HIDDEN, batch, t + forth * AHEAD, forth);
     ahead.add<ROWS>(hidden, HIDDEN, batch, t + forth * AHEAD, forth);
     if constexpr (RESET == AFTER) ahead.add<ROWS>(products, HIDDEN, batch, t + forth * AHEAD, forth);
 
@@ -460,24 +448,28 @@ __device__ __forceinline__ void backward(
 
 #define FORWARD(ROWS)                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS) small_forward_##ROWS(                                        \
-        const stored* projected, const float* initial, const float* matrices, const float* free_first,                 \
-        const float* free_second, index_t made, const float* bias_first, const float* bias_second,                     \
-        const float* thresholds, float offset, const index_t* lengths, float* hidden, stored* gates, index_t steps,    \
-        index_t batch, index_t reverse) {                                                                              \
-        const Weights weights = {matrices, free_first, free_second, static_cast<int>(made)};                           \
-        forward<ROWS>(projected, initial, weights, blockIdx.y ? bias_second : bias_first, thresholds, offset, lengths, \
-                      hidden, gates, steps, batch, reverse);                                                           \
+        const stored* projected, const float* initial, const float* matrices, const void* free_first,                  \
+        const void* free_second, index_t made, index_t narrow, const void* bias_first, const void* bias_second,        \
+        const float* thresholds, float offset, const index_t* lengths, float* hidden, stored* gates, stored* output,   \
+        stored* last, index_t steps, index_t batch, index_t reverse) {                                                 \
+        const bool thin = narrow != 0;                                                                                 \
+        const Weights weights = {matrices, {free_first, thin}, {free_second, thin}, static_cast<int>(made)};           \
+        const float* own = thresholds ? thresholds + blockIdx.y * HIDDEN : nullptr;                                    \
+        const Biases biases = {{blockIdx.y ? bias_second : bias_first, thin}, own, offset};                            \
+        forward<ROWS>(projected, initial, weights, biases, lengths, hidden, gates, output, last, steps, batch,         \
+                      reverse);                                                                                        \
     }
 
 #define BACKWARD(ROWS)                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS) small_backward_##ROWS(                                       \
-        const float* grad_hidden, const float* initial, const float* matrices, const float* free_first,                \
-        const float* free_second, index_t made, const index_t* lengths, const float* hidden, const stored* gates,      \
-        const float* products, stored* d_projected, stored* factors, float* d_initial, float* d_bias, index_t steps,   \
-        index_t batch, index_t reverse) {                                                                              \
-        const Weights weights = {matrices, free_first, free_second, static_cast<int>(made)};                           \
-        backward<ROWS>(grad_hidden, initial, weights, lengths, hidden, gates, products, d_projected, factors,          \
-                       d_initial, d_bias, steps, batch, reverse);                                                      \
+        const float* grad_hidden, const stored* grad_output, const float* initial, const float* matrices,              \
+        const void* free_first, const void* free_second, index_t made, index_t narrow, const index_t* lengths,         \
+        const float* hidden, const stored* gates, const float* products, stored* d_projected, stored* factors,         \
+        float* d_initial, float* d_bias, index_t steps, index_t batch, index_t reverse) {                              \
+        const bool thin = narrow != 0;                                                                                 \
+        const Weights weights = {matrices, {free_first, thin}, {free_second, thin}, static_cast<int>(made)};           \
+        backward<ROWS>(grad_hidden, grad_output, initial, weights, lengths, hidden, gates, products, d_projected,      \
+                       factors, d_initial, d_bias, steps, batch, reverse);                                             \
     }
 
 FORWARD(1)
