@@ -14,6 +14,7 @@ from ncgru import _checks
 from ncgru._eager import simply_computes
 from ncgru.nn.layer import Weights, final_states, project, run_layer, tensors_of
 from ncgru.nn.wiring import Wiring
+from ncgru.orthogonal.reading import Reading
 from ncgru.recurrence import recurrence, resolve_backend
 from ncgru.recurrence.cuda.operator import kind_now
 
@@ -55,16 +56,26 @@ class Recurrent(nn.Module):
         self._device = _checks.device(device)
         self._dtype = _checks.weight_dtype(dtype)
         self._layers: list[tuple[str, tuple[str, ...]]] = []
+        self._resolved: dict[tuple[str, torch.device, torch.dtype], str] = {}
         self.backend = backend
         self._check_backend()
 
     def _check_backend(self) -> None:
         """Refuse a backend that cannot run here, though the module may yet have to move to its device."""
         elsewhere = self.backend == "cuda" and self._device.type != "cuda"
-        self._backend_on(torch.device("cuda") if elsewhere else self._device, self._dtype)
+        self._resolve(torch.device("cuda") if elsewhere else self._device, self._dtype)
 
     def _backend_on(self, device: torch.device, dtype: torch.dtype) -> str:
-        """The name of the backend that runs this module for tensors of this kind."""
+        """The name of the backend that runs this module for tensors of this kind; found out once for each."""
+        if torch.compiler.is_compiling():
+            return self._resolve(device, dtype)
+        asked = self.backend, device, dtype
+        found = self._resolved.get(asked)
+        if found is None:
+            found = self._resolved[asked] = self._resolve(device, dtype)
+        return found
+
+    def _resolve(self, device: torch.device, dtype: torch.dtype) -> str:
         choice = resolve_backend(
             self.backend,
             device=device,
@@ -104,11 +115,15 @@ class Recurrent(nn.Module):
         """The matrices of `_structured` [D·S, H, H] of a layer, directions outermost; None where there are none."""
         raise NotImplementedError
 
-    def _weights(self, suffix: str, directions: tuple[str, ...]) -> Weights:
-        """All parameters of a layer, with the structured matrices made."""
+    def _reading(self, suffix: str) -> Reading | None:
+        """What makes the structured matrices of a layer, where kernels can do that as a part of running it."""
+        return None
+
+    def _weights(self, suffix: str, directions: tuple[str, ...], reading: Reading | None = None) -> Weights:
+        """All parameters of a layer, with the structured matrices made; or what a reading makes them from."""
         some_free = len(self._structured) < len(self.rows)
         return Weights(
-            self._matrices(suffix, directions),
+            self._matrices(suffix, directions) if reading is None else reading.packed,
             [self._parameter(f"weight_hh_free{direction}") for direction in directions] if some_free else [],
             [self._parameter(f"weight_ih{direction}") for direction in directions],
             [self._parameter(f"bias{direction}") for direction in directions] if self._biased else [],
@@ -139,14 +154,17 @@ class Recurrent(nn.Module):
         lengths: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """One layer over a whole sequence: [T, B, I] and the states before it [D, B, H] -> [T, B, D·H] and the last."""
-        weights = self._weights(suffix, directions)
+        reading = self._reading(suffix)
+        weights = self._weights(suffix, directions, reading)
         dtype = self._projected_dtype(input, weights.inputs[0].dtype)
         recompute = self.recompute and torch.is_grad_enabled()
         on_gpu = self._backend_on(input.device, dtype) == "cuda"
         if on_gpu and simply_computes(input, initial, *tensors_of(weights)):
             _checks.reverse_mode(input, initial, *tensors_of(weights))
             kind = kind_now(dtype, self.hidden_size, self.reset, self.nonlinearity)
-            return run_layer(self._wiring, kind, input, initial, weights, lengths, recompute)
+            return run_layer(self._wiring, kind, input, initial, weights, reading, lengths, recompute)
+        if reading is not None:
+            weights = weights._replace(matrices=self._matrices(suffix, directions))
         run = self._run_by_operators if on_gpu else self._run_one_by_one
         arguments = (input, initial, weights, directions, lengths)
         output = _run_twice(run, arguments, (input, initial, *tensors_of(weights))) if recompute else run(*arguments)

@@ -1,4 +1,4 @@
-"""A layer as one step of autograd: projection and recurrence forward, and by hand all gradients of it.
+"""A layer as one step of autograd: orthogonal update, projection and recurrence forward, and by hand all gradients.
 
 It is the same work as the operators of `ncgru.recurrence` do between operations of torch, with fewer calls for the host
 to issue. It is for tensors that simply hold numbers (`simply_computes`).
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ncgru.nn.wiring import Wiring, side_by_side
+from ncgru.orthogonal.reading import Reading, follow, gradient_in_packed
 from ncgru.recurrence.again import gates_again
 from ncgru.recurrence.cuda import gpu, operator, passes
 from ncgru.recurrence.cuda.kind import Kind
@@ -28,7 +29,8 @@ class Weights(NamedTuple):
     """The parameters of a layer. Lists have a tensor for each direction, or none at all.
 
     Attributes:
-        matrices: the structured recurrent matrices of all directions [D*S, H, H], if there are any.
+        matrices: the structured recurrent matrices of all directions [D*S, H, H], if there are any; the packed A's
+            [D*S, H(H-1)/2], where a `Reading` makes them.
         free: the rows of the others [F*H, H].
         inputs: the input weights [G*H, I].
         biases: [G*H].
@@ -52,16 +54,35 @@ def run_layer(
     input: Tensor,
     initial: Tensor | None,
     weights: Weights,
+    reading: Reading | None,
     lengths: Tensor | None,
     recompute: bool,
 ) -> tuple[Tensor, Tensor]:
     """One layer, all directions: [T, B, I] -> [T, B, D*H] and the final states [D, B, H].
 
-    Under autocast `kind` says the dtype that the projection is taken in. With `recompute` no gates are kept.
+    Under autocast `kind` says the dtype that the projection is taken in. With `recompute` no gates are kept. A
+    `reading` makes the structured matrices from the packed A's in their place.
     """
-    counts = len(weights.free), len(weights.inputs), recompute
-    made: tuple[Tensor, Tensor] = _Layer.apply(wiring, kind, counts, lengths, input, initial, *tensors_of(weights))  # type: ignore[no-untyped-call]
+    plan = _Plan(wiring, kind, reading, len(weights.free), len(weights.inputs), recompute)
+    made: tuple[Tensor, Tensor] = _Layer.apply(plan, lengths, input, initial, *tensors_of(weights))  # type: ignore[no-untyped-call]
     return made
+
+
+class _Plan(NamedTuple):
+    """What a layer has to know beside tensors.
+
+    Attributes:
+        wiring, kind, reading, recompute: as given to `run_layer`.
+        free: how many tensors of free rows there are.
+        directions: how many directions.
+    """
+
+    wiring: Wiring
+    kind: Kind
+    reading: Reading | None
+    free: int
+    directions: int
+    recompute: bool
 
 
 def project(wiring: Wiring, input: Tensor, inputs: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
@@ -95,17 +116,19 @@ class _Layer(torch.autograd.Function):
     @_without_autocast
     def forward(
         ctx: Any,
-        wiring: Wiring,
-        kind: Kind,
-        counts: tuple[int, int, bool],
+        plan: _Plan,
         lengths: Tensor | None,
         input: Tensor,
         initial: Tensor | None,
         matrices: Tensor | None,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        recompute = counts[2]
-        free, inputs, biases = _grouped(parameters, counts[:2])
+        wiring, kind, reading, *counts, recompute = plan
+        free, inputs, biases = _grouped(parameters, counts)
+        inverse = signs = None
+        if reading is not None:
+            matrices, inverse = follow(reading)
+            signs = reading.state.signs
         dtype = getattr(torch, kind.storage)
         if inputs[0].dtype != dtype or input.dtype != dtype:
             input, inputs = input.to(dtype), [x.to(dtype) for x in inputs]
@@ -113,12 +136,12 @@ class _Layer(torch.autograd.Function):
         learnt = _learnt(wiring, kind, matrices, free, biases)
         machine = gpu.machine_of(projected)
         made = passes.forward(machine, kind, projected, initial, learnt, lengths, False, wants_output=True)
-        ctx.settings = _Settings(wiring, kind, len(free), len(biases), ctx.needs_input_grad[4:])
+        ctx.settings = _Settings(wiring, kind, len(free), len(biases), ctx.needs_input_grad[2:])
         ctx.set_materialize_grads(False)
         kept, again = (None, biases) if recompute else (made.gates, ())
         assert made.last is not None
         states = made.hidden, None if made.output is made.hidden else made.output
-        ctx.save_for_backward(lengths, input, initial, *states, kept, matrices, *free, *inputs, *again)
+        ctx.save_for_backward(lengths, input, initial, *states, kept, matrices, inverse, signs, *free, *inputs, *again)
         return made.output, made.last
 
     @staticmethod
@@ -130,7 +153,7 @@ class _Layer(torch.autograd.Function):
             saved = ctx.saved_tensors  # read once: each reading unpacks anew, which checkpointing forbids
             run = _Backward.apply if torch.is_grad_enabled() else _gradients
             found = run(ctx.settings, grad_output, grad_final, *saved)
-        return None, None, None, None, *found
+        return None, None, *found
 
 
 def _refuse_batched(*gradients: Tensor | None) -> None:
@@ -188,9 +211,11 @@ def _gradients(
     output: Tensor | None,
     gates: Tensor | None,
     matrices: Tensor | None,
+    inverse: Tensor | None,
+    signs: Tensor | None,
     *others: Tensor,
 ) -> Gradients:
-    """Gradients of input, initial, matrices, free rows, input weights and biases, in autograd's order."""
+    """Gradients of input, initial, matrices (or packed A's), free rows, input weights, biases, in autograd's order."""
     wiring, kind, free_count, biases, needs = settings
     directions = hidden.shape[-1] // kind.hidden
     free, inputs, kept_biases = _grouped(others, (free_count, directions))
@@ -210,6 +235,10 @@ def _gradients(
         states = hidden if output is None else output
         passes.weight_gradient(kind, found, initial, states, False, wiring.rows_of(d_matrices, room, len(inputs)))
         d_free = room
+    if d_matrices is not None and inverse is not None:
+        assert matrices is not None
+        assert signs is not None
+        d_matrices = gradient_in_packed(d_matrices, matrices, inverse, signs) if needs[2] else None
     d_inputs: Sequence[Tensor | None] = [None] * len(inputs)
     if any(needs[first : first + len(inputs)]):
         d_inputs = torch.mm(flat.t(), input.reshape(-1, input.shape[-1])).chunk(len(inputs))
@@ -269,7 +298,7 @@ def _gradient_of_states(
 
 
 def _grouped(
-    parameters: Sequence[Tensor], counts: tuple[int, int]
+    parameters: Sequence[Tensor], counts: Sequence[int]
 ) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
     """The parameters as free rows, input weights and biases, of which the first two are so many."""
     free, inputs = counts

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ncgru import _checks
 from ncgru.nn.base import Recurrent, long_dtype
 from ncgru.orthogonal import METHODS, ScaledCayley, packed_size
+from ncgru.orthogonal.reading import Reading
 
 
 class OrthogonalRecurrent(Recurrent):
@@ -75,6 +76,11 @@ class OrthogonalRecurrent(Recurrent):
     @property
     def _structured(self) -> str:
         return self.orthogonal
+
+    def _reading(self, suffix: str) -> Reading | None:
+        cayley = self._modules.get(f"cayley{suffix}")
+        # A subclass, or whatever else somebody may have put there, is called as the module that it is.
+        return cayley.reading(self._parameter(f"skew{suffix}")) if type(cayley) is ScaledCayley else None
 
     def _matrices(self, suffix: str, directions: tuple[str, ...]) -> Tensor | None:
         if not self.orthogonal:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ncgru import _checks
+from ncgru._eager import simply_computes
 from ncgru.orthogonal.cayley import (
     LARGEST_ENTRY,
     inverse_cayley,
@@ -27,7 +28,7 @@ from ncgru.orthogonal.cayley import (
     require_real,
     skew_part,
 )
-from ncgru.orthogonal.cuda import State
+from ncgru.orthogonal.cuda import State, usable
 from ncgru.orthogonal.inverse import (
     METHODS,
     exact_inverse,
@@ -36,7 +37,7 @@ from ncgru.orthogonal.inverse import (
     seal_of,
     units,
 )
-from ncgru.orthogonal.reading import read
+from ncgru.orthogonal.reading import Reading, read
 from ncgru.orthogonal.skew import (
     INITS,
     haar_orthogonal,
@@ -145,9 +146,27 @@ class ScaledCayley(nn.Module):
         _checks.reverse_mode(packed)
         dtype = packed.dtype
         if dtype == state.anchor.dtype:
-            return read(packed, state, self.method, self.order, self.reset_every or 0)
+            return read(Reading(packed, state, self.method, self.order, self.reset_every or 0))
         wide = packed.to(state.anchor.dtype)
-        return read(wide, state, self.method, self.order, self.reset_every or 0).to(dtype)
+        return read(Reading(wide, state, self.method, self.order, self.reset_every or 0)).to(dtype)
+
+    def reading(self, packed: Tensor) -> Reading | None:
+        """What `forward(packed)` would do, for a caller that does it as a part of its own; None where it has to call.
+
+        It has to where kernels cannot run, where torch does more than compute, or where hooks want to see the call.
+        """
+        if not simply_computes(packed) or self._hooked:
+            return None
+        state = self._state()
+        if packed.dtype != state.anchor.dtype or not usable(packed, state):
+            return None
+        self._check_packed(packed, state.anchor)
+        return Reading(packed, state, self.method, self.order, self.reset_every or 0)
+
+    @property
+    def _hooked(self) -> bool:
+        hooks = self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks
+        return any(hooks)
 
     def _state(self) -> State:
         if torch.compiler.is_compiling():

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from ncgru.nn import base
 from ncgru.nn.layer import run_layer
 from ncgru.nn.sequence import SequenceModule
+from ncgru.orthogonal import cuda, parametrization, reading
+from ncgru.orthogonal.inverse import follow_inverse, gradient_of
 from ncgru.recurrence import dispatch
 from ncgru.recurrence.cuda import gpu
 from tests.nn.builders import SEQUENCES
@@ -27,10 +30,26 @@ def _projected_dtype(module: SequenceModule, input: Tensor, dtype: torch.dtype) 
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else dtype
 
 
+class FollowingBySpecification:
+    """In the place of the kernels of the orthogonal update."""
+
+    def follow(self, packed: Tensor, state: cuda.State, *settings: Any) -> tuple[Tensor, Tensor]:
+        follow_inverse(packed.detach(), *state, *settings)
+        return state.matrix.clone(), state.inverse.clone()
+
+    def gradient(self, *tensors: Tensor) -> Tensor:
+        gradient = gradient_of(tensors[0], None, *tensors[1:])
+        assert gradient is not None
+        return gradient
+
+
 @contextmanager
 def emulated_gpu() -> Iterator[mock.Mock]:
     """CPU tensors run by emulated kernels; yields a spy on the layers that take the short way."""
     with (
+        mock.patch.object(parametrization, "usable", lambda packed, state: packed.dtype == torch.float32),
+        mock.patch.object(cuda, "kernels", return_value=FollowingBySpecification()),
+        mock.patch.object(reading, "following", nullcontext()),
         mock.patch.object(dispatch, "_why_not_cuda", return_value=None),
         mock.patch.object(dispatch, "_how_cuda", return_value=""),
         mock.patch.object(gpu, "machine_of", return_value=Emulated()),
@@ -126,6 +145,24 @@ def test_one_gradient_alone(wanted: str) -> None:
         with emulated_gpu():
             found.append(torch.autograd.grad(module(x)[0].square().sum(), [leaf]))
     assert_same([found[0][0]], [found[1][0]], 1e-5)
+
+
+def test_an_orthogonal_update_is_a_part_of_the_step() -> None:
+    """Unless somebody wants to see the call of the module that makes it."""
+    ours, theirs = pair("ncgru-r-c", bidirectional=True)
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    for module in (ours, theirs):
+        with torch.no_grad():
+            next(iter(module.skew_parameters())).add_(0.01)
+    with emulated_gpu() as spy:
+        assert_same(results(ours, x), results(theirs, x), 1e-5)
+        assert spy.call_args.args[5] is not None
+        seen: list[str] = []
+        ours.cayley_l0.register_forward_hook(lambda *call: seen.append("called"))
+        assert_same(results(ours, x), results(theirs, x), 1e-5)
+        assert spy.call_args.args[5] is None
+    assert seen == ["called"]
+    assert ours.cayley_l0.updates.tolist() == theirs.cayley_l0.updates.tolist() == [1] * 4
 
 
 def test_only_the_final_state_has_a_gradient() -> None:
