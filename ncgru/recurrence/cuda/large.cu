@@ -35,9 +35,9 @@
 // float32 is split as x = high + low in two tf32, and the product taken as high*high + high*low + low*high, which is as
 // good as float32; TF32=1 keeps only the first.
 //
-// There are two kernels for each pass: the narrow one has the fewest slices a block that the GPU can do with, and takes
-// each tile alone, which is fastest where a group has one tile; the wide one may have more slices, so that there are
-// more groups with fewer tiles each and a word that is read serves more products, and takes STACK tiles at a time.
+// There are some kernels for each pass: the narrow one has the fewest slices a block that the GPU can do with, and takes
+// each tile alone; the wide ones may have more slices, so that there are more groups with fewer tiles each and a word
+// that is read serves more products, and take up to STACK tiles at a time. Which is fastest depends on the batch.
 //
 // Set by the compiler's options: HIDDEN, NARROW and WIDE (slices a block), STACK, STORAGE, TF32, RESET, PHI, HELD_R,
 // HELD_U, HELD_C, KEPT.
@@ -103,9 +103,7 @@ __host__ __device__ constexpr int chunk_of(int tiles) {
 
 __host__ __device__ constexpr int chunks_of(int tiles) { return (SHARE + chunk_of(tiles) - 1) / chunk_of(tiles); }
 
-#ifndef AHEAD
 #define AHEAD 2
-#endif
 
 // Rooms for the partial sums of a stack. Cell threads give one back as soon as they have read it, so all that a second
 // one saves is a barrier, where there is a single stack.
@@ -1226,8 +1224,16 @@ __device__ __forceinline__ void backward(const Backward& x, const Task& task) {
     }
 
 KERNELS(narrow, NARROW, 1)
-#if WIDE > NARROW || STACK > 1
-KERNELS(wide, WIDE, STACK)
+#if WIDE > NARROW
+KERNELS(wide_1, WIDE, 1)
+#endif
+#if STACK >= 2
+KERNELS(wide_2, WIDE, 2)
+#endif
+#if STACK == 3
+KERNELS(wide_3, WIDE, 3)
+#elif STACK == 4
+KERNELS(wide_4, WIDE, 4)
 #endif
 
 // ------------------------------------------------------------------------------------------------------ preparation

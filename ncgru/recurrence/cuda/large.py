@@ -32,8 +32,13 @@ _COMFORTABLE, _FEWEST = 16, 4
 """Slices times tiles that a block should have room for, so that a large batch needs one launch; and tiles it must."""
 _REGISTERS_TO_USE = 148
 """Registers of a product thread for what is counted in `_free_registers`."""
+_REGISTERS_OF_TALL = 160
+"""The same for stacks of 4 of numbers that are split, of which what is counted lives less long."""
 _WIDTHS = (4, 2)
-_STACKS = (2, 1)
+_STACKS, _TALL_STACKS = (2, 1), (4, 3)
+"""The most tiles at a time. In 16 bits, and in wide blocks, the cells set the pace where there are more than two."""
+_WAIT = {True: 3, False: 5}
+"""What a stack costs whatever its size, in times of a slice of a tile: of float32, and of 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Launch:
     """One launch of a pass.
 
     Attributes:
-        wide: whether it takes the wide kernel.
+        kernel: the end of its kernel's name.
         width: slices a block.
         stack: tiles that its kernel multiplies at a time.
         grid: blocks, groups, directions.
@@ -51,7 +56,7 @@ class Launch:
         exchange: where its exchange begins, in words.
     """
 
-    wide: bool
+    kernel: str
     width: int
     stack: int
     grid: tuple[int, int, int]
@@ -68,8 +73,8 @@ class Choice:
     Attributes:
         held: where it holds the matrices of r, u and c.
         kept: pairs of a warp's share of a matrix that is held in registers; the others are in shared memory.
-        width: slices a block.
-        stack: tiles at a time.
+        width: slices a block of the wide kernels.
+        stack: the most tiles at a time.
     """
 
     held: tuple[int, int, int]
@@ -108,8 +113,15 @@ class Design:
 
     @property
     def stack(self) -> int:
-        """Tiles that the wide kernel multiplies at a time; the narrow one takes each alone."""
+        """The most tiles that a wide kernel multiplies at a time; the narrow one takes each alone."""
         return self.choice.stack
+
+    @property
+    def kernels(self) -> dict[tuple[int, int], str]:
+        """The ends of the kernels' names, by their width and stack."""
+        stacks = {stack for stack in (1, 2, self.stack) if stack <= self.stack}
+        wide = {(self.wide, stack): f"wide_{stack}" for stack in sorted(stacks)}
+        return {**wide, (self.narrow, 1): "narrow"}
 
     @property
     def held(self) -> tuple[int, int, int]:
@@ -118,7 +130,7 @@ class Design:
 
     @property
     def pack(self) -> int:
-        return 1 if self.kind.storage == FLOAT32 else 2
+        return 1 if self._is_float32 else 2
 
     @property
     def pairs(self) -> int:
@@ -141,7 +153,7 @@ class Design:
         """The widest blocks that hold all matrices on the chip; else the fewest matrices outside."""
         narrow = self.narrow
         for width in (*(width for width in _WIDTHS if narrow == 1 < width <= self.slices), narrow):
-            for stack, tiles in itertools.product(_STACKS, (max(_FEWEST, _COMFORTABLE // width), _FEWEST)):
+            for stack, tiles in itertools.product(self._stacks(width), (max(_FEWEST, _COMFORTABLE // width), _FEWEST)):
                 kept = min(self._share, self._free_registers(width, stack) // (8 * width))
                 for choice in (
                     Choice((SHARED, SHARED, SHARED), 0, width, stack),
@@ -150,7 +162,7 @@ class Design:
                     if kept >= 0 and self._most_tiles(choice, width, stack) >= tiles:
                         return choice
         for held in ((GLOBAL, SHARED, SHARED), (GLOBAL, GLOBAL, SHARED)):
-            for stack in _STACKS:
+            for stack in self._stacks(narrow):
                 choice = Choice(held, 0, narrow, stack)
                 if self._most_tiles(choice, narrow, stack) >= _FEWEST:
                     return choice
@@ -187,10 +199,13 @@ class Design:
 
     def launches(self, batch: int, directions: int) -> list[Launch]:
         """The launches that run a batch; more than one only if it is too large for the GPU at a time."""
-        narrow = self._launches(self.narrow, 1, batch, directions)
-        if (self.wide, self.stack) == (self.narrow, 1) or max(launch.tiles for launch in narrow) == 1:
-            return narrow
-        return self._launches(self.wide, self.stack, batch, directions)
+        ways = [self._launches(width, stack, batch, directions) for width, stack in sorted(self.kernels, reverse=True)]
+        return min(ways, key=lambda launches: sum(map(self._cost, launches)))
+
+    def _cost(self, launch: Launch) -> int:
+        """An estimate of the time of a step, for comparison."""
+        stacks = -(-launch.tiles // launch.stack)
+        return stacks * (_WAIT[self._is_float32] + launch.width * launch.stack)
 
     def exchange_words(self, launches: list[Launch]) -> int:
         last = launches[-1]
@@ -212,10 +227,18 @@ class Design:
                 now = min(tiles - first, at_a_time)
                 a_group = -(-now // most_groups)
                 grid = (blocks, -(-now // a_group), side_by_side)
-                wide = (width, stack) != (self.narrow, 1)
-                launches.append(Launch(wide, width, stack, grid, first_direction, first, a_group, exchange))
+                kernel = self.kernels[width, stack]
+                launches.append(Launch(kernel, width, stack, grid, first_direction, first, a_group, exchange))
                 exchange += grid[1] * grid[2] * self._group_words(a_group)
         return launches
+
+    @property
+    def _is_float32(self) -> bool:
+        return self.kind.storage == FLOAT32
+
+    def _stacks(self, width: int) -> tuple[int, ...]:
+        """How many tiles may be taken at a time in blocks of so many slices, the best first."""
+        return _TALL_STACKS + _STACKS if self._is_float32 and width == 1 else _STACKS
 
     @property
     def _products(self) -> int:
@@ -232,9 +255,10 @@ class Design:
 
     def _free_registers(self, width: int, stack: int) -> int:
         """Registers of a product thread that can hold a matrix: sums, words and numbers that are split take others."""
-        splits = self.kind.storage == FLOAT32 and not self.kind.tf32
+        splits = self._is_float32 and not self.kind.tf32
         sums, words = 4 * self._products * width * stack, 12 * max(2, stack)
-        return _REGISTERS_TO_USE - sums - words - (8 * self._products * width + 12 * stack if splits else 8)
+        registers = _REGISTERS_OF_TALL if stack == 4 and splits else _REGISTERS_TO_USE
+        return registers - sums - words - (8 * self._products * width + 12 * stack if splits else 8)
 
     def _most_tiles(self, choice: Choice, width: int, stack: int) -> int:
         """Tiles that a block has room for."""

@@ -336,7 +336,7 @@ def _run_large(
         machine.launch(
             "large.cu",
             plan.defines,
-            f"large_{'backward' if plan.backward else 'forward'}_{'wide' if launch.wide else 'narrow'}",
+            f"large_{'backward' if plan.backward else 'forward'}_{launch.kernel}",
             launch.grid,
             plan.threads(width, launch.stack),
             [*arguments, (room, 4 * (fragments + launch.exchange)), *whole, *part],

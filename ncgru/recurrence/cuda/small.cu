@@ -282,7 +282,6 @@ __device__ __forceinline__ void forward(
         const bool over = !alive;
         ahead.step(left > AHEAD);
         float* shown = hidden + at;
-        stored* rounded = output + at;
         stored* kept = gates + GATES * (at - place.unit) + place.unit;
         t += forth;
         at += stride;
@@ -317,7 +316,7 @@ __device__ __forceinline__ void forward(
         states = Vectors<ROWS>(next);
         if (writer) {  // while the vector is on its way
             *shown = h;
-            if (STORAGE != FLOAT32 && output) *rounded = store(h);
+            if (STORAGE != FLOAT32 && output) output[at - stride] = store(h);
             if constexpr (RESET != NONE) kept[0] = store(r);
             if constexpr (RESET != NONE) kept[HIDDEN] = store(u);
             kept[(GATES - 1) * HIDDEN] = store(c);

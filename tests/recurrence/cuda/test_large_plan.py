@@ -93,7 +93,23 @@ def test_large_batches_take_wide_blocks() -> None:
 
 
 def test_several_tiles_are_stacked() -> None:
-    for hidden, storage in ((768, "float32"), (1024, "float32"), (1150, "float32"), (1024, "bfloat16")):
+    """As many as a group has, where that many fit, so that none is multiplied for nothing."""
+    for hidden, storage, batch, stack in (
+        (1024, "float32", 16, 1),
+        (1024, "float32", 32, 2),
+        (1024, "float32", 64, 4),
+        (1150, "float32", 20, 3),
+        (512, "float32", 64, 1),
+        (512, "bfloat16", 64, 1),
+        (1024, "bfloat16", 64, 2),
+        (1024, "bfloat16", 256, 2),
+    ):
         design = Design(Kind(hidden, storage, "before", "tanh"), H200, False)
-        for batch in (64, 256):
-            assert {launch.stack for launch in design.launches(batch, 1)} == {2}
+        assert {launch.stack for launch in design.launches(batch, 1)} == {stack}, (hidden, storage, batch)
+
+
+def test_every_launch_has_a_kernel() -> None:
+    for design in designs(H200):
+        for batch in (1, 9, 17, 33, 64, 257):
+            for launch in design.launches(batch, 1):
+                assert design.kernels[launch.width, launch.stack] == launch.kernel
