@@ -69,6 +69,11 @@ inline uint4 load_relaxed(const uint4* from) {
     return make_uint4(x[0], x[1], x[2], x[3]);
 }
 
+inline unsigned load_relaxed(const unsigned* from) {
+    emulator::poll();
+    return emulator::load_relaxed(from);
+}
+
 inline void store_relaxed(unsigned* to, unsigned x) { emulator::store_relaxed(to, x); }
 
 inline void fence() { emulator::fence(); }
@@ -120,4 +125,27 @@ inline void mma_bfloat16(float (&sums)[4], const unsigned (&a)[4], const unsigne
 
 inline void mma_float16(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     emulated_mma<2, number_float16>(sums, a, b);
+}
+
+inline void mma_float64(double (&sums)[4], const double (&a)[4], const double (&b)[2]) {
+    emulator::Words words;
+    memcpy(words.in, a, sizeof a);
+    memcpy(words.in + 8, b, sizeof b);
+    memcpy(words.in + 12, sums, sizeof sums);
+    emulator::collective("mma", 0xffffffffu, words, [](emulator::Words* (&lanes)[32], uint32_t) {
+        double left[16][8], right[8][8];
+        for (int lane = 0; lane < 32; ++lane) {
+            for (int i = 0; i < 4; ++i)
+                left[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * 4] = emulator::bits<double>(lanes[lane]->in + 2 * i);
+            for (int i = 0; i < 2; ++i) right[lane / 4][lane % 4 + i * 4] = emulator::bits<double>(lanes[lane]->in + 8 + 2 * i);
+        }
+        for (int lane = 0; lane < 32; ++lane)
+            for (int i = 0; i < 4; ++i) {
+                double sum = emulator::bits<double>(lanes[lane]->in + 12 + 2 * i);
+                const double *row = left[lane / 4 + i / 2 * 8], *column = right[lane % 4 * 2 + i % 2];
+                for (int k = 0; k < 8; ++k) sum += row[k] * column[k];
+                memcpy(lanes[lane]->out + 2 * i, &sum, sizeof sum);
+            }
+    });
+    memcpy(sums, words.out, sizeof sums);
 }

@@ -59,8 +59,8 @@ namespace emulator {
 
 // What a lane brings to an operation of its warp, and takes from it.
 struct Words {
-    uint32_t in[12];
-    uint32_t out[4];
+    uint32_t in[20];
+    uint32_t out[8];
 };
 
 // Waits until all lanes of `mask` are here; the last to come does the work of all, `lanes` being those of the mask.

@@ -12,3 +12,29 @@ __device__ __forceinline__ void cluster_arrive() { __cluster_barrier_arrive(); }
 __device__ __forceinline__ void cluster_wait() { __cluster_barrier_wait(); }
 __device__ __forceinline__ void* shared_of_block(const void* mine, int block) { return __cluster_map_shared_rank(mine, block); }
 #endif
+
+// A word that other blocks write while this one runs.
+__device__ __forceinline__ unsigned load_relaxed(const unsigned* from) {
+    unsigned x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+
+// A product of a warp: sums [16, 8] += a [16, 8] b [8, 8].
+//
+// Lane l = 4*g + c holds sums[g][2c], [g][2c+1], [g+8][2c], [g+8][2c+1], a[g][c], a[g+8][c], a[g][c+4], a[g+8][c+4] and
+// b[c][g], b[c+4][g]. One instruction does all of it from 9.0 on; before, each does a quarter.
+__device__ __forceinline__ void mma_float64(double (&sums)[4], const double (&a)[4], const double (&b)[2]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+d"(sums[0]), "+d"(sums[1]), "+d"(sums[2]), "+d"(sums[3])
+        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+d"(sums[i % 2 * 2]), "+d"(sums[i % 2 * 2 + 1])
+            : "d"(a[i]), "d"(b[i / 2]));
+#endif
+}

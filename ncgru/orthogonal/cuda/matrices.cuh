@@ -56,10 +56,10 @@ __device__ __forceinline__ index_t bits(float x) { return __float_as_int(x); }
 // The blocks that work together, and their barrier.
 struct Group {
     int rank, size;
-    unsigned* counter;  // 0 when the kernel starts; unused in a cluster or by a single block
-    unsigned target;
+    unsigned* counter;  // 0 but for its highest bit when the kernel starts, and at its end; a cluster needs none
 
-    __device__ Group(int rank, int size, unsigned* counter) : rank(rank), size(size), counter(counter), target(0) {}
+    Group() = default;
+    __device__ Group(int rank, int size, unsigned* counter) : rank(rank), size(size), counter(counter) {}
 
     // In a cluster all blocks have to be there before one writes to another's shared memory: each says so once, and
     // later waits for the others.
@@ -85,7 +85,7 @@ struct Group {
     }
 
     // All threads of all blocks come here; what any of them wrote before, all see afterwards.
-    __device__ void wait() {
+    __device__ void wait() const {
 #if CLUSTER
         cluster_arrive();
         cluster_wait();
@@ -93,10 +93,10 @@ struct Group {
         __syncthreads();
         if (size == 1) return;
         if (threadIdx.x == 0) {
-            target += size;
+            // What all blocks add turns the highest bit, and leaves the others as they were.
             __threadfence();
-            atomicAdd(counter, 1u);
-            while (atomicAdd(counter, 0u) < target) {}
+            unsigned before = atomicAdd(counter, rank ? 1u : 0x80000000u - (size - 1));
+            while (!((load_relaxed(counter) ^ before) >> 31)) {}
             __threadfence();
         }
         __syncthreads();
@@ -173,7 +173,7 @@ __device__ __forceinline__ index_t survey_state(
 // beyond n, and its elements `at` each row. A step takes the column of the pivot as it was, which its owner shows to all
 // (`show`, `shown`). `row` holds the pivot's row in shared memory, one number for each column that the block owns.
 template <class Columns>
-__device__ void gauss_jordan(Group& group, const Columns& columns, double* row, int n) {
+__device__ void gauss_jordan(const Group& group, const Columns& columns, double* row, int n) {
     int owned = columns.owned;
     for (int at = threadIdx.x; at < n * owned; at += THREADS)
         if (columns.number(at % owned) == 0) columns.show(0, at / owned, columns.at(at / owned, at % owned));
