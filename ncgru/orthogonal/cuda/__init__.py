@@ -28,8 +28,8 @@ from ncgru.orthogonal.cuda.state import State
 __all__ = ["LARGEST_SMALL", "LargeKernels", "SmallKernels", "State", "kernels", "usable", "why_not"]
 
 LARGEST_SMALL = LARGEST_ROWS
-"""The most rows of a matrix that a group of eight blocks follows in one launch; above, or where a block has too little
-shared memory, torch multiplies."""
+"""The most rows of a matrix that a group of eight blocks follows; above, or where a block has too little shared memory,
+all blocks of the GPU do."""
 
 LEAST_CAPABILITY = (8, 0)
 STATIC_SHARED = 1024
@@ -63,8 +63,9 @@ def _device_problem(index: int) -> str | None:
 @functools.cache
 def kernels(n: int, index: int) -> SmallKernels | LargeKernels:
     """The kernels for matrices of n rows, at least 2, on a device."""
-    chunk = chunk_of(n, _shared_limit(index)) if n <= LARGEST_SMALL else None
-    return LargeKernels(n, index) if chunk is None else SmallKernels(n, index, chunk)
+    shared_limit = _shared_limit(index)
+    chunk = chunk_of(n, shared_limit) if n <= LARGEST_SMALL else None
+    return LargeKernels(n, index, shared_limit) if chunk is None else SmallKernels(n, index, chunk)
 
 
 def _shared_limit(index: int) -> int:

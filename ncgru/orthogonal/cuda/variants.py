@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ncgru._cuda import Variant, program
-from ncgru.orthogonal.cuda import small
+from ncgru._cuda import Variant
+from ncgru.orthogonal.cuda import large, small
 
 
 def variants() -> list[Variant]:
@@ -11,5 +11,5 @@ def variants() -> list[Variant]:
     small_ones = [
         Variant(small.program(rows, chunk), local_bytes=256) for rows in small.ROWS for chunk in small.chunks_of(rows)
     ]
-    # Local memory is for the structures that large functions, which are called and not inlined, take by reference.
-    return [*small_ones, Variant(program("ncgru.orthogonal.cuda", "large.cu", {}), local_bytes=160)]
+    # Local memory is for what large functions, which call each other and are not inlined, keep meanwhile.
+    return [*small_ones, *(Variant(large.program(shape), local_bytes=384) for shape in large.SHAPES)]
