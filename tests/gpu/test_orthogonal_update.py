@@ -18,7 +18,8 @@ from ncgru.orthogonal.inverse import gradient_of, seal_of
 pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda", 0)
-SIZES = (2, 3, 7, 16, 31, 32, 33, 56, 96, 118, 127, 128, 129, 192, 255, 256, 257, 512, 1000, 1024, 2048)
+SIZES = (2, 3, 7, 16, 31, 32, 33, 56, 96, 118, 127, 128, 129, 161, 192, 255, 256, 257, 430, 512,
+         1000, 1024, 2048)  # fmt: skip
 EPSILON = torch.finfo(torch.float32).eps
 
 
@@ -285,6 +286,31 @@ def test_other_streams_and_threads(n: int) -> None:
         other = gradients(twin, moved, grad)
     side.synchronize()
     assert torch.equal(plain, other)
+
+
+@pytest.mark.parametrize("n", [192, 1024])
+def test_updates_on_several_streams_at_once_leave_each_other_alone(n: int) -> None:
+    """All launches for large matrices meet at one word in memory."""
+    module, packed = started(n, 1)
+    grad = normal(1, n, n, seed=3)
+    path = [packed + step(packed, n, 1e-3, number) for number in range(20)]
+
+    def train(follower: ScaledCayley) -> list[Tensor]:
+        return [gradients(follower, moved, grad) for moved in path]
+
+    twins = [copy.deepcopy(module) for _ in range(4)]
+    expected = train(module)
+    streams = [torch.cuda.Stream() for _ in twins]
+    torch.cuda.synchronize()
+    outcomes: list[list[Tensor]] = [[] for _ in twins]
+    for moved in path:
+        for twin, stream, outcome in zip(twins, streams, outcomes, strict=True):
+            with torch.cuda.stream(stream):
+                outcome.append(gradients(twin, moved, grad))
+    torch.cuda.synchronize()
+    for twin, outcome in zip(twins, outcomes, strict=True):
+        assert same_state(twin, module)
+        assert all(torch.equal(a, b) for a, b in zip(outcome, expected, strict=True))
 
 
 class Layer(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ncgru import _cuda
 from ncgru.orthogonal import cuda
+from ncgru.orthogonal.cuda import large
 from tests.emulator import compile_kernels
 
 Sizes = tuple[int, int, int]
@@ -55,9 +56,17 @@ def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @contextmanager
 def kernels_on_the_cpu(
-    *, largest_small: int = 160, max_shared: int = 227 << 10, clusters: bool = False
+    *,
+    largest_small: int = 160,
+    max_shared: int = 227 << 10,
+    clusters: bool = False,
+    tiles: tuple[int, int] | None = None,
+    blocks: int = 3,
 ) -> Iterator[None]:
-    """CPU tensors are followed by emulated kernels, in memory full of NaN; sizes above `largest_small` by large.cu."""
+    """CPU tensors are followed by emulated kernels, in memory full of NaN; sizes above `largest_small` by large.cu.
+
+    These have products in `tiles`, or as they choose themselves, by so many blocks.
+    """
 
     def program(package: str, entry: str, defines: Mapping[str, int | str]) -> EmulatedProgram:
         return EmulatedProgram(entry, {**defines, "CLUSTER": int(clusters)} if entry == "small.cu" else defines)
@@ -68,7 +77,9 @@ def kernels_on_the_cpu(
         patch.setattr(cuda, "LARGEST_SMALL", largest_small)
         patch.setattr(_cuda, "program", program)
         patch.setattr(torch.cuda, "get_device_capability", lambda index: (9 if clusters else 8, 0))
-        properties = {"multi_processor_count": 3, "shared_memory_per_block_optin": max_shared}
+        if tiles is not None:
+            patch.setattr(large, "SHAPES", (tiles,))
+        properties = {"multi_processor_count": blocks, "shared_memory_per_block_optin": max_shared}
         patch.setattr(torch.cuda, "get_device_properties", lambda index: type("Properties", (), properties))
         patch.setattr(torch, "empty", poisoned(torch.empty))
         patch.setattr(torch, "empty_like", poisoned(torch.empty_like))

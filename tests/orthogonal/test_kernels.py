@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ncgru.orthogonal import METHODS, ScaledCayley, cuda, packed_size
+from ncgru.orthogonal.cuda import large
 from ncgru.orthogonal.cuda.small import chunk_of, rows_of, shared_bytes
 from ncgru.orthogonal.inverse import gradient_of, seal_of
 from tests.orthogonal.emulated import kernels_on_the_cpu
@@ -102,6 +103,36 @@ def test_larger_sizes_and_their_gradients(n: int) -> None:
     with torch.no_grad():
         twin(packed)
     assert_alike(module, twin)
+    truth = gradient_of(
+        grad.double(), None, *(value.double() for value in (module.matrix, module.inverse, module.signs))
+    )
+    assert truth is not None
+    assert (gradient - truth).abs().max() <= 8 * EPSILON * (1 + truth.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("method", "order"), [("hyperpower", 1), ("hyperpower", 2), ("hyperpower", 4), ("neumann", 3), ("exact", 2)]
+)
+@pytest.mark.parametrize(
+    ("n", "batch", "tiles", "blocks"),
+    [(70, 3, (32, 32), 5), (45, 2, (32, 64), 1), (97, 2, (64, 64), 4), (131, 1, (128, 64), 3), (3, 5, (128, 64), 7)],
+)
+def test_products_in_tiles_of_every_shape(
+    n: int, batch: int, tiles: tuple[int, int], blocks: int, method: str, order: int
+) -> None:
+    """The series, its first exact repair, and the gradient."""
+    options: dict[str, Any] = {**LARGE, "tiles": tiles, "blocks": blocks}
+    module = started(n, batch, method, order)
+    twin = copy.deepcopy(module)
+    for number, size in enumerate([1e-4, 10 ** (-4 / (order + 1))]):
+        packed = step(module, size, number)
+        follow(module, packed, **options)
+        with torch.no_grad():
+            twin(packed)
+        assert_alike(module, twin)
+    grad = torch.randn(batch, n, n, generator=torch.Generator().manual_seed(2))
+    with kernels_on_the_cpu(**options):
+        (gradient,) = torch.autograd.grad(module(packed.requires_grad_()), packed, grad)
     truth = gradient_of(
         grad.double(), None, *(value.double() for value in (module.matrix, module.inverse, module.signs))
     )
@@ -219,6 +250,18 @@ def test_every_small_size_fits_into_shared_memory(shared_limit: int) -> None:
         assert n <= rows_of(n) < n + 32
         assert shared_bytes(rows_of(n), chunk) <= limit
     assert chunk_of(128, 227 << 10) == 128
+
+
+@pytest.mark.parametrize("shared_limit", [99 << 10, 163 << 10, 227 << 10])
+def test_tiles_fit_into_shared_memory_and_the_best_are_chosen(shared_limit: int) -> None:
+    limit = shared_limit - cuda.STATIC_SHARED
+    for n in (161, 300, 512, 1024, 1150, 2048, 20000):
+        for count in (1, 3, 16):
+            shape = large.shape_of(n, count, 132, limit)
+            assert large.shared_bytes(shape) <= limit
+            others = [other for other in large.SHAPES if large.shared_bytes(other) <= limit]
+            assert all(large.clocks(shape, n, count, 132) <= large.clocks(other, n, count, 132) for other in others)
+    assert large.shape_of(1024, 1, 132, limit) == (128, 64)
 
 
 def test_why_not() -> None:
