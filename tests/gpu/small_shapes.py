@@ -2,7 +2,7 @@
 
 python -m tests.gpu.small_shapes               # every kernel of the recurrence, and of the orthogonal update
 python -m tests.gpu.small_shapes full-barriers # without those whose warps wait for each other in part
-python -m tests.gpu.small_shapes hand-over     # a few lines that do nothing else
+python -m tests.gpu.small_shapes hand-over     # a few lines in which warps do that and nothing else
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MACHINES = (Limits(1, 232448), Limits(16, 232448), Limits(14, 40000))
 
 
 def hand_over() -> None:
-    """One warp writes, and another reads."""
-    y = torch.full((32,), -1, dtype=torch.int32, device="cuda")
-    program("tests.cuda_support", "hand_over.cu", {}).kernel("hand_over", 0).launch((1, 1, 1), (64, 1, 1), y)
-    assert y.tolist() == list(range(31, -1, -1))
+    """Some warps write, and others read."""
+    y = torch.full((128,), -1, dtype=torch.int32, device="cuda")
+    program("tests.cuda_support", "hand_over.cu", {}).kernel("hand_over", 0).launch((1, 1, 1), (384, 1, 1), y)
+    assert y.tolist() == [8 * (5 + i // 32) for i in range(128)]
 
 
 def follow_matrices() -> None:

@@ -120,8 +120,9 @@ def test_compute_sanitizer_finds_nothing(check_of: str) -> None:
 
 
 @needs_sanitizer
-def test_racecheck_does_not_know_barriers_at_which_some_only_arrive() -> None:
-    """Why the large kernels are left out above: it calls the manual's example a race. If this fails, put them in."""
+def test_racecheck_does_not_follow_several_warps_on_both_sides_of_a_barrier() -> None:
+    """Why the large kernels are left out above: it sees races in the manual's way of handing numbers over, though not
+    where only one warp writes or reads. If this fails, put them in."""
     done = check("racecheck", "hand-over")
     assert done.returncode == 9, done.stdout
     assert "hand_over" in done.stdout
