@@ -492,12 +492,24 @@ struct Partials {
         ++turn;
     }
 
+    // Neighbouring units of an item, which are read at once.
+    struct __align__(4 * PACK) Units {
+        float of[PACK];
+    };
+
     // In pairs, for a shorter wait.
     template <int TERMS>
-    __device__ __forceinline__ static float sum(const float* from) {
+    __device__ __forceinline__ static Units sum(const float* from) {
         constexpr int half = TERMS / 2;
-        if constexpr (half == 0) return *from;
-        else return sum<TERMS - half>(from) + sum<half>(from + (TERMS - half) * PARTIAL);
+        if constexpr (half == 0) {
+            return *reinterpret_cast<const Units*>(from);
+        } else {
+            Units first = sum<TERMS - half>(from);
+            const Units second = sum<half>(from + (TERMS - half) * PARTIAL);
+#pragma unroll
+            for (int k = 0; k < PACK; ++k) first.of[k] += second.of[k];
+            return first;
+        }
     }
 
     // A cell thread waits for the sums of its items, reads them, and gives the room back.
@@ -507,10 +519,11 @@ struct Partials {
 #pragma unroll
         for (int m = 0; m < USED; ++m)
 #pragma unroll
-            for (int item = 0; item < items_of(W * R); ++item)
+            for (int item = 0; item < items_of(W * R); ++item) {
+                const Units found = sum<WARPS>(of(m, at.of[item].square) + at.of[item].place);
 #pragma unroll
-                for (int k = 0; k < PACK; ++k)
-                    sums[m][item][k] = sum<WARPS>(of(m, at.of[item].square) + at.of[item].place + k);
+                for (int k = 0; k < PACK; ++k) sums[m][item][k] = found.of[k];
+            }
         if (waits) barrier_arrive(FREE + turn % ROOMS, THREADS);
         ++turn;
     }
