@@ -103,7 +103,7 @@ __host__ __device__ constexpr int chunk_of(int tiles) {
 
 __host__ __device__ constexpr int chunks_of(int tiles) { return (SHARE + chunk_of(tiles) - 1) / chunk_of(tiles); }
 
-#define AHEAD 2
+#define AHEAD (PACK == 2 ? 3 : 2)
 
 // Rooms for the partial sums of a stack. Cell threads give one back as soon as they have read it, so all that a second
 // one saves is a barrier, where there is a single stack.

@@ -34,6 +34,8 @@ _REGISTERS_TO_USE = 148
 """Registers of a product thread for what is counted in `_free_registers`."""
 _REGISTERS_OF_TALL = 160
 """The same for stacks of 4 of numbers that are split, of which what is counted lives less long."""
+_AHEAD = {True: 2, False: 3}
+"""Reads that are asked for ahead: of float32, and of 16 bits."""
 _WIDTHS = (4, 2)
 _STACKS, _TALL_STACKS = (2, 1), (4, 3)
 """The most tiles at a time. In 16 bits, and in wide blocks, the cells set the pace where there are more than two."""
@@ -256,7 +258,7 @@ class Design:
     def _free_registers(self, width: int, stack: int) -> int:
         """Registers of a product thread that can hold a matrix: sums, words and numbers that are split take others."""
         splits = self._is_float32 and not self.kind.tf32
-        sums, words = 4 * self._products * width * stack, 12 * max(2, stack)
+        sums, words = 4 * self._products * width * stack, 4 * (1 + _AHEAD[self._is_float32]) * max(2, stack)
         registers = _REGISTERS_OF_TALL if stack == 4 and splits else _REGISTERS_TO_USE
         return registers - sums - words - (8 * self._products * width + 12 * stack if splits else 8)
 

@@ -47,7 +47,7 @@ _LOCAL_BYTES = 16
 # Wide blocks with stacks, and a matrix in registers in part. They were measured to be faster than what spills less.
 _MORE_LOCAL_BYTES = {
     Kind(512, "float32", "before", "modrelu"): 56,
-    Kind(1024, "bfloat16", "before", "relu"): 24,
+    Kind(1024, "bfloat16", "before", "relu"): 40,
     Kind(1150, "float32", "before", "modrelu"): 64,
     Kind(2048, "float32", "before", "modrelu"): 40,
 }
