@@ -80,6 +80,20 @@ inline void fence() { emulator::fence(); }
 
 inline void prefetch(const void* from) { static_cast<void>(from); }
 
+// ---- copies to shared memory that the thread does not wait for: here they are there at once
+
+template <int WIDTH>
+inline void copy_async(float* to, const float* from, bool inside) {
+    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % (4 * WIDTH))
+        emulator::fail("%d numbers are copied from or to a place that is no multiple of their size", WIDTH);
+    for (int i = 0; i < WIDTH; ++i) to[i] = inside ? from[i] : 0.0f;
+}
+
+inline void commit_copies() {}
+
+template <int LEFT>
+inline void await_copies() {}
+
 // ---- products of a warp
 
 // Fragments as the kernels' device.cuh describes them; a word holds WORD numbers along K.

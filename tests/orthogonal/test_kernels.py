@@ -156,6 +156,22 @@ def test_gradients(n: int, options: dict[str, Any]) -> None:
         assert (ours - truth).abs().max() <= 8 * EPSILON * (1 + truth.abs().max())
 
 
+@pytest.mark.parametrize("n", [35, 36, 38])
+def test_gradients_may_lie_anywhere(n: int) -> None:
+    """Operands are copied as many numbers at a time as lie together."""
+    module = started(n, 1)
+    packed = step(module, 1e-3, 1).requires_grad_()
+    room = torch.empty(n * n + 3)
+    values = torch.randn(n * n, generator=torch.Generator().manual_seed(2))
+    gradients: list[Tensor] = []
+    with kernels_on_the_cpu(largest_small=1):
+        for first in range(4):
+            grad = room[first : first + n * n].copy_(values).view(1, n, n)
+            gradients += torch.autograd.grad(module(packed), packed, grad)
+    for gradient in gradients[1:]:
+        assert torch.equal(gradient, gradients[0])
+
+
 def test_second_derivatives_go_through_torch() -> None:
     module = started(3, 1)
     packed = step(module, 1e-3, 1).requires_grad_()

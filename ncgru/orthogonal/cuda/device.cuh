@@ -38,3 +38,20 @@ __device__ __forceinline__ void mma_float64(double (&sums)[4], const double (&a)
             : "d"(a[i]), "d"(b[i / 2]));
 #endif
 }
+
+// Copies WIDTH neighbours in float32 to shared memory, or zeros unless they are `inside`, while the thread goes on. What it
+// has copied since the last commit_copies is there once await_copies<LEFT> leaves no more than LEFT such sets under way.
+template <int WIDTH>
+__device__ __forceinline__ void copy_async(float* to, const float* from, bool inside) {
+    unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    int read = inside ? 4 * WIDTH : 0;
+    if (WIDTH == 4)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(read) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(place), "l"(from), "n"(4 * WIDTH), "r"(read) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void await_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}

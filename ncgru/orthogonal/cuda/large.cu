@@ -45,6 +45,16 @@ enum Room {
     NOWHERE = ROOMS
 };
 
+struct Factors {
+    float unit, of_start, of_sum;
+};
+#define SUM Factors{0.0f, 1.0f, 1.0f}
+
+// out = unit I + of_start start + of_sum left right
+struct Product : Task {
+    Factors factors;
+};
+
 // What the launch works on, in shared memory, for there it costs no registers.
 struct Work {
     Group group;
@@ -54,6 +64,7 @@ struct Work {
     float *anchor, *matrix;
     double *grams, *column;  // [K, units, PROBES * PROBES], [2, n]
     index_t* notes;          // [K, shares, 2]
+    Product product;         // the one under way
 
     __device__ __forceinline__ index_t square() const { return static_cast<index_t>(n) * n; }
     __device__ __forceinline__ index_t triangle() const { return packed_size(n); }
@@ -159,24 +170,39 @@ __device__ Verdict first_verdict(const index_t* notes, int shares, index_t seale
     return verdict;
 }
 
-struct Factors {
-    float unit, of_start, of_sum;
+// The end of a product.
+struct Combined {
+    const float* start;
+    float* out;
+    Factors factors;
+    int n;
+
+    __device__ __forceinline__ Combined(const Product& product, int number)
+        : start(product.start.of(number)), out(product.out.of(number)), factors(product.factors), n(product.n) {}
+    __device__ __forceinline__ float load(int i, int j) const {
+        return factors.of_start == 0.0f ? 0.0f : start[static_cast<index_t>(i) * n + j];
+    }
+    __device__ __forceinline__ void use(int i, int j, float before, double sum) const {
+        double all = (i == j ? factors.unit : 0.0f) + factors.of_start * static_cast<double>(before) + factors.of_sum * sum;
+        out[static_cast<index_t>(i) * n + j] = static_cast<float>(all);
+    }
 };
-#define SUM Factors{0.0f, 1.0f, 1.0f}
 
 // out = unit I + of_start start + of_sum left right, for the matrices from `begin` to `end`.
-__device__ OUT_OF_LINE void combine(
-    const Work& work, int begin, int end, int out, Factors factors, int start, int left, int right) {
-    int n = work.n;
-    multiply<Along, Across>(
-        work.group, n, begin, end, work.rooms[left], work.rooms[right],
-        [&](int number, int i, int j) {
-            return factors.of_start == 0.0f ? 0.0f : work.room(start, number)[static_cast<index_t>(i) * n + j];
-        },
-        [&](int number, int i, int j, float before, double sum) {
-            double all = (i == j ? factors.unit : 0.0f) + factors.of_start * static_cast<double>(before) + factors.of_sum * sum;
-            work.room(out, number)[static_cast<index_t>(i) * n + j] = static_cast<float>(all);
-        });
+__device__ OUT_OF_LINE void combine(Work& work, int begin, int end, int out, Factors factors, int start, int left, int right) {
+    __syncthreads();  // all are through with the product before
+    if (threadIdx.x == 0) {
+        Product& product = work.product;
+        product.begin = begin;
+        product.end = end;
+        product.left = work.rooms[left];
+        product.right = work.rooms[right];
+        product.start = work.rooms[start == NOWHERE ? left : start];
+        product.out = work.rooms[out];
+        product.factors = factors;
+    }
+    __syncthreads();
+    multiply<Along, Across, Combined>(work.product);
 }
 
 // The sums over the lanes of 32 numbers each: lane l gets the l-th.
@@ -269,7 +295,7 @@ __device__ OUT_OF_LINE float measured(const Work& work, int number) {
 }
 
 // to = Ã (I + R + ... + R^order) with Ã = `from`, and R^(order+1) Z to be measured, for the matrices from `begin` to `end`.
-__device__ OUT_OF_LINE void follow_residual(const Work& work, int begin, int end, int from, int to, int order) {
+__device__ OUT_OF_LINE void follow_residual(Work& work, int begin, int end, int from, int to, int order) {
     combine(work, begin, end, RATIO, {1.0f, -1.0f, -1.0f}, from, SKEW, from);
     work.group.wait();
     int total = RATIO, before = NOWHERE;  // R + ... + R^power, and without the last of them
@@ -291,12 +317,12 @@ __device__ OUT_OF_LINE void follow_residual(const Work& work, int begin, int end
 }
 
 // Ã (I-A), which is U but for its signs, for the matrices from `begin` to `end`.
-__device__ __forceinline__ void multiply_out(const Work& work, int begin, int end, int inverse) {
+__device__ __forceinline__ void multiply_out(Work& work, int begin, int end, int inverse) {
     combine(work, begin, end, RATIO, {0.0f, 1.0f, -1.0f}, inverse, inverse, SKEW);
 }
 
 // Algorithm 1 from its step: the inverses to COPY, U but for its signs to RATIO, and Z - (I+A) Ã Z to be measured.
-__device__ OUT_OF_LINE void follow_step(const Work& work, int order) {
+__device__ OUT_OF_LINE void follow_step(Work& work, int order) {
     combine(work, 0, work.batch, RATIO, {0.0f, 0.0f, 1.0f}, NOWHERE, INVERSE, TOTALS);
     work.group.wait();
     int total = INVERSE;
@@ -343,7 +369,7 @@ __device__ OUT_OF_LINE void eliminate(const Work& work, int number) {
 }
 
 // The exact inverse of one matrix, from that in COPY and the size of what it leaves; true if it has gone to the state.
-__device__ OUT_OF_LINE bool make_exact(const Work& work, int number, float left) {
+__device__ OUT_OF_LINE bool make_exact(Work& work, int number, float left) {
     bool in_state = false;
     for (int pass = 0; left <= REFINABLE && pass < MOST_PASSES; ++pass) {
         follow_residual(work, number, number + 1, in_state ? INVERSE : COPY, in_state ? COPY : INVERSE, REFINING_ORDER);
@@ -427,8 +453,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) follow_large(
     int batch = static_cast<int>(matrices), method = static_cast<int>(which), warp = threadIdx.x / 32;
     bool literal = method == NEUMANN;
     if (threadIdx.x == 0) {
-        work.group = Group(blockIdx.x, gridDim.x, &arrivals);
-        work.n = static_cast<int>(rows);
+        work.group = work.product.group = Group(blockIdx.x, gridDim.x, &arrivals);
+        work.n = work.product.n = static_cast<int>(rows);
         work.batch = batch;
         work.shares = max(1, static_cast<int>(gridDim.x) / batch);
         work.packed = packed;
@@ -483,6 +509,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) follow_large(
     }
 }
 
+struct GradientTask : Task {
+    const float* signs;
+};
+
+// G D + G U'
+struct ThroughSigns {
+    const float *grad, *signs;
+    float* out;
+    int n;
+
+    __device__ __forceinline__ ThroughSigns(const GradientTask& task, int number)
+        : grad(task.start.of(number)), signs(task.signs + static_cast<index_t>(number) * task.n), out(task.out.of(number)),
+          n(task.n) {}
+    __device__ __forceinline__ float load(int i, int j) const { return grad[static_cast<index_t>(i) * n + j] * unit(signs[j]); }
+    __device__ __forceinline__ void use(int i, int j, float before, double sum) const {
+        out[static_cast<index_t>(i) * n + j] = static_cast<float>(before + sum);
+    }
+};
+
+struct Plain {
+    float* out;
+    int n;
+
+    __device__ __forceinline__ Plain(const GradientTask& task, int number) : out(task.out.of(number)), n(task.n) {}
+    __device__ __forceinline__ float load(int, int) const { return 0.0f; }
+    __device__ __forceinline__ void use(int i, int j, float, double sum) const {
+        out[static_cast<index_t>(i) * n + j] = static_cast<float>(sum);
+    }
+};
+
 // The gradient in the packed A's: V'-V above the diagonal, V = Ã' (G (D+U')).
 //
 // Grid: (blocks), all at the same time, with all the shared memory that there is. `rooms` [2, K, n, n] is for products.
@@ -492,23 +548,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gradient_large(
     int n = static_cast<int>(rows), batch = static_cast<int>(matrices);
     index_t square = rows * rows;
     Group group(blockIdx.x, gridDim.x, &arrivals);
-    const auto batch_of = [=](const float* first) { return Batch{const_cast<float*>(first), square}; };
-    Batch right = batch_of(rooms), v = batch_of(rooms + batch * square);
-    multiply<Along, Along>(
-        group, n, 0, batch, batch_of(grad_matrix), batch_of(matrix),
-        [=](int number, int i, int j) { return grad_matrix[number * square + i * rows + j] * unit(signs[number * rows + j]); },
-        [=](int number, int i, int j, float through_signs, double sum) {
-            right.of(number)[i * rows + j] = static_cast<float>(through_signs + sum);
-        });
+    float *right = rooms, *v = rooms + batch * square;
+    __shared__ GradientTask through_signs;
+    __shared__ GradientTask through_inverse;
+    if (threadIdx.x == 0) {
+        const auto batch_of = [=](const float* first) { return Batch{const_cast<float*>(first), square}; };
+        Batch grads = batch_of(grad_matrix), products = batch_of(right);
+        through_signs = {{group, n, 0, batch, grads, batch_of(matrix), grads, products}, signs};
+        through_inverse = {{group, n, 0, batch, batch_of(inverse), products, products, batch_of(v)}, signs};
+    }
+    __syncthreads();
+    multiply<Along, Along, ThroughSigns>(through_signs);
     group.wait();
-    multiply<Across, Across>(
-        group, n, 0, batch, batch_of(inverse), right, [](int, int, int) { return 0.0f; },
-        [=](int number, int i, int j, float, double sum) { v.of(number)[i * rows + j] = static_cast<float>(sum); });
+    multiply<Across, Across, Plain>(through_inverse);
     group.wait();
     int shares = max(1, group.size / batch);
     for (int unit = group.rank; unit < batch * shares; unit += group.size) {
         int number = unit / shares;
-        const float* from = v.of(number);
+        const float* from = v + number * square;
         float* packed = gradient + number * packed_size(n);
         each_element<4>(
             n, unit % shares, shares, [=](int i, int j) { return i < j ? from[j * rows + i] - from[i * rows + j] : 0.0f; },

@@ -13,7 +13,7 @@ from ncgru.orthogonal.cuda.state import METHOD_NUMBERS, State
 from ncgru.orthogonal.skew import packed_size
 
 # As in large.cu, products.cuh and matrices.cuh.
-THREADS, WARPS, PROBES, MOST_MATRICES, PROBED, SUMS_PITCH = 512, 16, 8, 16, 8, 36
+THREADS, WARPS, PROBES, MOST_MATRICES, PROBED, SUMS_PITCH, STAGES = 512, 16, 8, 16, 8, 36, 3
 SHAPES = ((128, 64), (64, 64), (32, 64), (32, 32))
 """Tiles of a product: rows and columns."""
 
@@ -22,15 +22,16 @@ MOST_WORKSPACE = 1 << 25
 
 # Counted for the H100: products that a multiprocessor sums and numbers that it reads from the L2 cache in a clock, and
 # the clocks that a tile takes besides.
-PRODUCTS, WORDS, CLOCKS = 115, 5, 3500
+PRODUCTS, WORDS, CLOCKS = 115, 6.5, 3000
 
 
 def shared_bytes(shape: tuple[int, int]) -> int:
     """The shared memory that a block needs for tiles of this shape; see products.cuh."""
     high, wide = shape
-    parts = high * wide // 1024
-    depth = 8 * (WARPS // parts)
-    return 8 * max(2 * (high * (depth + 1) + wide * (depth + 2)), WARPS // 2 * 32 * SUMS_PITCH)
+    slices = WARPS // (high * wide // 1024)
+    depth = max(32, 8 * slices)
+    stage = sum(lines * depth + max(8 * lines, 4 * depth) for lines in shape)
+    return max(4 * STAGES * stage, 8 * WARPS // 2 * 32 * SUMS_PITCH)
 
 
 def clocks(shape: tuple[int, int], n: int, count: int, blocks: int) -> float:

@@ -51,6 +51,8 @@ __device__ __forceinline__ float probe_sign(int row, int probe) {
 
 __device__ __forceinline__ float unit(float sign) { return sign < 0.0f ? -1.0f : 1.0f; }
 
+__device__ __forceinline__ double widen(float x) { return x; }
+
 __device__ __forceinline__ index_t bits(float x) { return __float_as_int(x); }
 
 // The blocks that work together, and their barrier.
