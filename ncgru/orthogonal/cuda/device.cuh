@@ -20,6 +20,9 @@ __device__ __forceinline__ unsigned load_relaxed(const unsigned* from) {
     return x;
 }
 
+// What the thread, or one it met at a barrier, wrote before comes before what it writes later; likewise what it reads.
+__device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 // A product of a warp: sums [16, 8] += a [16, 8] b [8, 8].
 //
 // Lane l = 4*g + c holds sums[g][2c], [g][2c+1], [g+8][2c], [g+8][2c+1], a[g][c], a[g+8][c], a[g][c+4], a[g+8][c+4] and

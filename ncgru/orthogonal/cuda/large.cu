@@ -131,7 +131,7 @@ __device__ OUT_OF_LINE void survey(const Work& work, const float* matrix, bool l
         const float *packed = work.packed + number * work.triangle(), *anchor = work.anchor + number * work.triangle();
         index_t first = static_cast<index_t>(share) * THREADS + threadIdx.x, stride = static_cast<index_t>(work.shares) * THREADS;
         bool here;
-        index_t part = survey_state(
+        index_t part = survey_state<IN_FLIGHT>(
             packed, anchor, work.room(INVERSE, number), matrix + number * work.square(), work.signs + static_cast<index_t>(number) * n,
             n, first, stride, here);
         unpack(packed, nullptr, work.room(SKEW, number), n, share, work.shares);
@@ -239,7 +239,7 @@ __device__ OUT_OF_LINE void probe(const Work& work, int begin, int end, int left
             others[i] = without == NOWHERE ? nullptr : work.room(without, number) + row * n;
         }
         float sums[ROWS * PROBES] = {};
-#pragma unroll 2
+#pragma unroll 4
         for (int k = warp % ABREAST * 32 + lane; k < n; k += 32 * ABREAST) {
             float elements[ROWS];
 #pragma unroll

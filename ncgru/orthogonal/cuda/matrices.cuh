@@ -96,10 +96,10 @@ struct Group {
         if (size == 1) return;
         if (threadIdx.x == 0) {
             // What all blocks add turns the highest bit, and leaves the others as they were.
-            __threadfence();
+            fence();
             unsigned before = atomicAdd(counter, rank ? 1u : 0x80000000u - (size - 1));
             while (!((load_relaxed(counter) ^ before) >> 31)) {}
-            __threadfence();
+            fence();
         }
         __syncthreads();
 #endif
@@ -148,6 +148,7 @@ struct SealPart {
 };
 
 // What the state says before anything is done: this thread's part of its seal, and whether its part of A has moved.
+template <int AT_A_TIME = 4>
 __device__ __forceinline__ index_t survey_state(
     const float* packed, const float* anchor, const float* inverse, const float* matrix, const float* signs, int n,
     index_t first, index_t stride, bool& moved) {
@@ -159,7 +160,7 @@ __device__ __forceinline__ index_t survey_state(
         seal.anchor(old);
     }
     for (index_t i = first; i < n; i += stride) seal.sign(signs[i]);
-#pragma unroll 4
+#pragma unroll AT_A_TIME
     for (index_t i = first; i < static_cast<index_t>(n) * n; i += stride) {
         seal.inverse(inverse[i]);
         seal.matrix(matrix[i]);
