@@ -182,9 +182,9 @@ struct Combined {
     __device__ __forceinline__ float load(int i, int j) const {
         return factors.of_start == 0.0f ? 0.0f : start[static_cast<index_t>(i) * n + j];
     }
-    __device__ __forceinline__ void use(int i, int j, float before, double sum) const {
+    __device__ __forceinline__ float value(int i, int j, float before, double sum) const {
         double all = (i == j ? factors.unit : 0.0f) + factors.of_start * static_cast<double>(before) + factors.of_sum * sum;
-        out[static_cast<index_t>(i) * n + j] = static_cast<float>(all);
+        return static_cast<float>(all);
     }
 };
 
@@ -523,20 +523,15 @@ struct ThroughSigns {
         : grad(task.start.of(number)), signs(task.signs + static_cast<index_t>(number) * task.n), out(task.out.of(number)),
           n(task.n) {}
     __device__ __forceinline__ float load(int i, int j) const { return grad[static_cast<index_t>(i) * n + j] * unit(signs[j]); }
-    __device__ __forceinline__ void use(int i, int j, float before, double sum) const {
-        out[static_cast<index_t>(i) * n + j] = static_cast<float>(before + sum);
-    }
+    __device__ __forceinline__ float value(int, int, float before, double sum) const { return static_cast<float>(before + sum); }
 };
 
 struct Plain {
     float* out;
-    int n;
 
-    __device__ __forceinline__ Plain(const GradientTask& task, int number) : out(task.out.of(number)), n(task.n) {}
+    __device__ __forceinline__ Plain(const GradientTask& task, int number) : out(task.out.of(number)) {}
     __device__ __forceinline__ float load(int, int) const { return 0.0f; }
-    __device__ __forceinline__ void use(int i, int j, float, double sum) const {
-        out[static_cast<index_t>(i) * n + j] = static_cast<float>(sum);
-    }
+    __device__ __forceinline__ float value(int, int, float, double sum) const { return static_cast<float>(sum); }
 };
 
 // The gradient in the packed A's: V'-V above the diagonal, V = Ã' (G (D+U')).

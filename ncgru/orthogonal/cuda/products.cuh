@@ -186,16 +186,21 @@ __device__ __forceinline__ void sum_tile(Sums& sums, const float* left, const fl
     }
 }
 
-// `finish` has load(row, column) and use(row, column, what was loaded, sum of all slices) for the elements of the tile that
-// are in the matrix.
+// finish.out[row, column] = finish.value(row, column, finish.load(row, column), sum of all slices) for the elements of the
+// tile that are in the matrix.
 template <class Left, class Right, class Finish>
 __device__ __forceinline__ void hand_out(const Sums& sums, int n, int top, int side, const Finish& finish) {
     constexpr int PITCH = Right::SUMS_PITCH;  // for which neighbours in a row are in different banks
     double* room = reinterpret_cast<double*>(dynamic_shared());
     int slice = threadIdx.x / 32 / PARTS, warp = threadIdx.x / 32 % (KEEPING * PARTS);
     double* mine = room + warp * 32 * PITCH + threadIdx.x % 32;
-    float loaded[OWN];
-    int first_row = threadIdx.x / WIDE % (THREADS / WIDE), column = threadIdx.x % WIDE;
+    float x[OWN];
+    int first_row = threadIdx.x / WIDE % (THREADS / WIDE), column = threadIdx.x % WIDE, j = side + column;
+#pragma unroll
+    for (int m = 0; m < OWN; ++m) {
+        int i = top + first_row + m * (THREADS / WIDE);
+        x[m] = i < n && j < n ? finish.load(i, j) : 0.0f;
+    }
 #pragma unroll
     for (int keeps = 0; keeps < 2; ++keeps) {
         __syncthreads();
@@ -207,24 +212,22 @@ __device__ __forceinline__ void hand_out(const Sums& sums, int n, int top, int s
             }
         }
     }
-#pragma unroll
-    for (int m = 0; m < OWN; ++m) {
-        int i = top + first_row + m * (THREADS / WIDE), j = side + column;
-        loaded[m] = i < n && j < n ? finish.load(i, j) : 0.0f;
-    }
     __syncthreads();
     int block = Right::block_of(column % 32), group = Right::group_of(column % 32);
     const double* from = room + (column / 32 * 32 + block * 2 + group % 2) * PITCH + group / 2;
 #pragma unroll
     for (int m = 0; m < OWN; ++m) {
-        int row = first_row + m * (THREADS / WIDE), i = top + row, j = side + column;
-        if (i >= n || j >= n) continue;
+        int row = first_row + m * (THREADS / WIDE);
         int at = (row / 32 * (WIDE / 32) * 32 + Left::block_of(row % 32) * 8) * PITCH + Left::group_of(row % 32) * 4;
         double sum = 0.0;
 #pragma unroll
         for (int s = 0; s < KEEPING; ++s) sum += from[at + s * PARTS * 32 * PITCH];
-        finish.use(i, j, loaded[m], sum);
+        x[m] = finish.value(top + row, j, x[m], sum);
     }
+    float* to = finish.out + static_cast<index_t>(top + first_row) * n + j;
+#pragma unroll
+    for (int m = 0; m < OWN; ++m)
+        if (top + first_row + m * (THREADS / WIDE) < n && j < n) to[static_cast<index_t>(m * (THREADS / WIDE)) * n] = x[m];
 }
 
 // Products of some of a batch of matrices with n rows: from `begin` to `end`. In shared memory: the sums leave no registers
