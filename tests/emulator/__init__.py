@@ -44,7 +44,7 @@ import torch
 import ncgru
 
 _Value = Any  # ctypes has no public name for what its numbers and pointers have in common
-Argument = torch.Tensor | tuple[torch.Tensor, int] | int | float | None
+Argument = torch.Tensor | tuple[torch.Tensor, int] | int | float | bytes | None
 
 _HERE = Path(__file__).parent
 _PACKAGE = Path(ncgru.__file__).parent
@@ -134,6 +134,8 @@ def _value(what: str, kind: str, size: int, argument: Argument, index: int, guar
         return (ctypes.c_int64 if size == 8 else ctypes.c_int32)(argument)
     if kind == "f" and isinstance(argument, int | float):
         return (ctypes.c_double if size == 8 else ctypes.c_float)(argument)
+    if kind == "s" and isinstance(argument, bytes) and len(argument) == size:
+        return (ctypes.c_char * size).from_buffer_copy(argument)
     if kind in "pP" and argument is None:
         return ctypes.c_void_p(None)
     if kind in "pP" and isinstance(argument, tuple):

@@ -30,6 +30,10 @@ inline unsigned short to_float16(float x) {
     return sign | static_cast<unsigned short>(((exponent + 14) << 10) + units);
 }
 
+inline unsigned pack_float16(float first, float second) {
+    return to_float16(first) | static_cast<unsigned>(to_float16(second)) << 16;
+}
+
 inline unsigned round_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }
 
 inline void hide(unsigned& x) { static_cast<void>(x); }
@@ -45,6 +49,18 @@ inline void barrier_sync(int barrier, int threads) { emulator::barrier(barrier, 
 inline void barrier_arrive(int barrier, int threads) { emulator::barrier(barrier, threads, false); }
 
 inline char* dynamic_shared() { return emulator::dynamic_shared(); }
+
+template <int BYTES>
+inline void copy_async(float* to, const float* from, int bytes) {
+    emulator::copy_async(to, from, bytes, BYTES);
+}
+
+inline void end_copies() { emulator::end_copies(); }
+
+template <int BATCHES>
+inline void await_copies() {
+    emulator::await_copies(BATCHES);
+}
 
 // ---- within a cluster
 
@@ -124,6 +140,29 @@ void emulated_mma(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[
     });
     memcpy(sums, words.out, sizeof sums);
 }
+
+template <bool TRANSPOSED>
+void emulated_load(unsigned (&x)[4], const char* row) {
+    emulator::Words words = {};
+    memcpy(words.in, &row, sizeof row);
+    emulator::collective("ldmatrix", 0xffffffffu, words, [](emulator::Words* (&lanes)[32], uint32_t) {
+        unsigned short all[32][8];
+        for (int lane = 0; lane < 32; ++lane) memcpy(all[lane], emulator::bits<const char*>(lanes[lane]->in), 16);
+        for (int lane = 0; lane < 32; ++lane)
+            for (int i = 0; i < 4; ++i) {
+                unsigned word = 0;
+                for (int k = 0; k < 2; ++k) {
+                    int g = lane / 4, c = lane % 4 * 2 + k;
+                    word |= static_cast<unsigned>(TRANSPOSED ? all[8 * i + c][g] : all[8 * i + g][c]) << 16 * k;
+                }
+                lanes[lane]->out[i] = word;
+            }
+    });
+    memcpy(x, words.out, sizeof x);
+}
+
+inline void load_matrices(unsigned (&x)[4], const char* row) { emulated_load<false>(x, row); }
+inline void load_transposed(unsigned (&x)[4], const char* row) { emulated_load<true>(x, row); }
 
 inline float number_tf32(unsigned word, int) { return __uint_as_float(word & 0xffffe000u); }
 inline float number_bfloat16(unsigned word, int place) { return __uint_as_float(word >> 16 * place << 16); }

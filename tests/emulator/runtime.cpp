@@ -73,11 +73,19 @@ inline void prepare(Context& context, char* stack, void (*entry)()) {
 
 struct Block;
 
+struct Copy {
+    char* to;
+    const char* from;
+    int bytes, size;
+};
+
 struct Fiber {
     Context context;
     uint3 thread;
     uint32_t* stack_end;
     uint64_t awaited = 0;  // how often its cluster's barrier will have opened when it may pass
+    std::vector<Copy> copies;     // asked for and not made yet, in their order
+    std::vector<size_t> batches;  // how many of them each batch has; the last one is not ended
 };
 
 struct Warp {
@@ -425,6 +433,36 @@ void* shared_array(const void* site, size_t bytes) {
 }
 
 char* dynamic_shared() { return launch->warp->block->memory.data(); }
+
+// A copy is made when the thread waits for it, and until then its place holds NaN.
+void copy_async(void* to, const void* from, int bytes, int size) {
+    if (reinterpret_cast<uintptr_t>(to) % size || (bytes && reinterpret_cast<uintptr_t>(from) % size))
+        fail("a copy of %d bytes between addresses that are no multiples of it", size);
+    Fiber& fiber = launch->warp->lanes[launch->lane];
+    if (fiber.batches.empty()) fiber.batches.push_back(0);
+    fiber.copies.push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes, size});
+    ++fiber.batches.back();
+    fill(static_cast<char*>(to), size, POISON);
+}
+
+void end_copies() {
+    Fiber& fiber = launch->warp->lanes[launch->lane];
+    if (fiber.batches.empty()) fiber.batches.push_back(0);
+    fiber.batches.push_back(0);
+}
+
+void await_copies(size_t batches) {
+    Fiber& fiber = launch->warp->lanes[launch->lane];
+    while (fiber.batches.size() > batches + 1) {
+        for (size_t i = 0; i < fiber.batches.front(); ++i) {
+            const Copy& copy = fiber.copies[i];
+            memset(copy.to, 0, copy.size);
+            memcpy(copy.to, copy.from, copy.bytes);
+        }
+        fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + fiber.batches.front());
+        fiber.batches.erase(fiber.batches.begin());
+    }
+}
 
 }  // namespace emulator
 

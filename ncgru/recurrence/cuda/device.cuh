@@ -21,6 +21,13 @@ __device__ __forceinline__ float from_float16(unsigned short x) {
     return y;
 }
 
+// Two numbers as one word, the first in its lower half.
+__device__ __forceinline__ unsigned pack_float16(float first, float second) {
+    unsigned y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
+    return y;
+}
+
 __device__ __forceinline__ unsigned round_tf32(float x) {
     unsigned y;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
@@ -50,6 +57,25 @@ __device__ __forceinline__ char* dynamic_shared() {
     return memory;
 }
 
+// Copies from global to shared memory that go on while the thread does. The first `bytes` of BYTES (4, 8 or 16, at a
+// multiple of as many) are read, and the others 0. Copies are counted in batches, which `end_copies` ends.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(float* to, const float* from, int bytes) {
+    unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Wait until at most BATCHES of this thread's batches are under way.
+template <int BATCHES>
+__device__ __forceinline__ void await_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(BATCHES) : "memory");
+}
+
 // ---- words that other blocks write and read while this one runs; every 32 bits are one access of their own
 
 __device__ __forceinline__ uint4 load_relaxed(const uint4* from) {
@@ -74,6 +100,25 @@ __device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefe
 // Lane l = 4*g + c holds sums[g][2c], [g][2c+1], [g+8][2c], [g+8][2c+1]. A word is one tf32 or two neighbouring numbers
 // of 16 bits along K; in words (8 of them along K) the lane holds a[g][c], a[g+8][c], a[g][c+4], a[g+8][c+4] and
 // b[c][g], b[c+4][g].
+
+// Four matrices [8, 8] of 16 bits from shared memory: lane l names row l % 8 of matrix l / 8, and lane 4*g + c gets the
+// words that hold [g][2c], [g][2c+1] of each; of the transposed matrices, where these are asked for.
+
+__device__ __forceinline__ void load_matrices(unsigned (&x)[4], const char* row) {
+    unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_transposed(unsigned (&x)[4], const char* row) {
+    unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
+}
 
 __device__ __forceinline__ void mma_tf32(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

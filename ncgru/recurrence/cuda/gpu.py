@@ -18,6 +18,8 @@ from .passes import Argument, Machine
 
 OLDEST = (8, 0)
 """The least compute capability: tensor cores for tf32 and bfloat16."""
+FAST_HALVES = ((8, 0), (9, 0), (10, 0))
+"""The compute capabilities of data centres, whose tensor cores have 16 times the rate of float32; others 2 to 4 times."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Gpu:
 def gpu(index: int) -> Gpu:
     """The machine on device `index`."""
     properties: Any = torch.cuda.get_device_properties(index)
-    return Gpu(index, Limits(properties.multi_processor_count, properties.shared_memory_per_block_optin))
+    fast_halves = (properties.major, properties.minor) in FAST_HALVES
+    return Gpu(index, Limits(properties.multi_processor_count, properties.shared_memory_per_block_optin, fast_halves))
 
 
 def machine_of(tensor: Tensor) -> Machine:

@@ -62,10 +62,13 @@ class Limits:
     Attributes:
         multiprocessors: how many it has.
         shared: bytes of shared memory that a block may ask for.
+        fast_halves: whether its tensor cores add up products of float16 in float32 many times as fast as its other
+            cores multiply float32.
     """
 
     multiprocessors: int
     shared: int
+    fast_halves: bool = True
 
 
 def storage_of(dtype: torch.dtype) -> str:

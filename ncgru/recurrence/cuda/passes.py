@@ -17,7 +17,7 @@ from torch import Tensor
 from . import large, small
 from .kind import FLOAT32, Kind, Limits, storage_of
 
-Argument = Tensor | tuple[Tensor, int] | int | float | None
+Argument = Tensor | tuple[Tensor, int] | int | float | bytes | None
 """Of a kernel; a tensor with an offset in bytes is an address within it."""
 
 
