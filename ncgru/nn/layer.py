@@ -132,9 +132,9 @@ class _Layer(torch.autograd.Function):
         dtype = getattr(torch, kind.storage)
         if inputs[0].dtype != dtype or input.dtype != dtype:
             input, inputs = input.to(dtype), [x.to(dtype) for x in inputs]
-        projected = F.linear(input, side_by_side(inputs))
+        machine = gpu.machine_of(input)
+        projected = passes.project(machine, kind, input, side_by_side(inputs))
         learnt = _learnt(wiring, kind, matrices, free, biases)
-        machine = gpu.machine_of(projected)
         made = passes.forward(machine, kind, projected, initial, learnt, lengths, False, wants_output=True)
         ctx.settings = _Settings(wiring, kind, len(free), len(biases), ctx.needs_input_grad[2:])
         ctx.set_materialize_grads(False)
@@ -226,22 +226,27 @@ def _gradients(
     arguments = (grad_hidden, initial, learnt, lengths, hidden, gates, False)
     found = passes.backward(machine, kind, *arguments, wants_initial=needs[1])
     flat = found.projected.view(-1, gates.shape[-1])
-    d_input = torch.mm(flat, side_by_side(inputs)).view(input.shape) if needs[0] else None
+    d_input: Tensor | None = None
+    if needs[0]:
+        d_input = passes.input_gradient(machine, kind, flat, side_by_side(inputs)).view(input.shape)
     first = 3 + len(free)
     d_matrices: Tensor | None = None
     d_free: Sequence[Tensor | None] = [None] * len(free)
+    into: Sequence[Sequence[Tensor]] = ()
     if any(needs[2:first]):
         d_matrices, room = wiring.room_for_gradients(len(inputs), hidden)
+        into, d_free = wiring.rows_of(d_matrices, room, len(inputs)), room
+    rows = d_rows = None
+    if any(needs[first : first + len(inputs)]):
+        rows, d_rows = passes.in_rows(input), input.new_empty(gates.shape[-1], input.shape[-1])
+    if into or d_rows is not None:
         states = hidden if output is None else output
-        passes.weight_gradient(kind, found, initial, states, False, wiring.rows_of(d_matrices, room, len(inputs)))
-        d_free = room
+        passes.weight_gradients(machine, kind, found, initial, states, False, into, rows, d_rows)
     if d_matrices is not None and inverse is not None:
         assert matrices is not None
         assert signs is not None
         d_matrices = gradient_in_packed(d_matrices, matrices, inverse, signs) if needs[2] else None
-    d_inputs: Sequence[Tensor | None] = [None] * len(inputs)
-    if any(needs[first : first + len(inputs)]):
-        d_inputs = torch.mm(flat.t(), input.reshape(-1, input.shape[-1])).chunk(len(inputs))
+    d_inputs = [None] * len(inputs) if d_rows is None else d_rows.chunk(len(inputs))
     d_biases = _bias_gradients(wiring, kind, flat, found.biases) if biases else ()
     return d_input, found.initial, d_matrices, *d_free, *d_inputs, *d_biases
 

@@ -72,7 +72,7 @@ def backward_on(
     found = passes.backward(machine, kind, *arguments, wants_initial=True)
     assert found.initial is not None
     d_weight = torch.empty_like(weight, dtype=torch.float32, memory_format=torch.contiguous_format)
-    passes.weight_gradient(kind, found, initial, hidden, reverse, [[rows] for rows in d_weight])
+    passes.weight_gradients(machine, kind, found, initial, hidden, reverse, [[rows] for rows in d_weight])
     return found.projected, found.initial, d_weight, found.biases[..., -kind.hidden :].sum(0)
 
 

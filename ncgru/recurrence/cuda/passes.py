@@ -1,4 +1,4 @@
-"""Forward and backward of the recurrence by kernels: memory, launches, and the products that are left to torch.
+"""Forward and backward of the recurrence by kernels: memory, launches, and the products over all steps.
 
 Shapes: T time, B batch, D directions, H hidden size, G gates (r, u, c, or c alone). The tensors are those of
 `reference.py` with D added: projected and gates [T, B, D*G*H], hidden [T, B, D*H], initial [D, B, H]. With D = 2 the
@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from . import large, small
+from . import large, product, small
 from .kind import FLOAT32, Kind, Limits, storage_of
 
 Argument = Tensor | tuple[Tensor, int] | int | float | bytes | None
@@ -218,7 +219,7 @@ def backward(
     if batch == 0:
         return found
     sizes = (steps, batch, directions, reverse)
-    products = _candidate_products(kind, initial, parameters, hidden, sizes) if kind.reset == "after" else None
+    products = _candidate_products(machine, kind, initial, parameters, hidden, sizes) if kind.reset == "after" else None
     narrow = kind.storage != FLOAT32 and storage_of(grad_hidden.dtype) == kind.storage
     grad = grad_hidden.contiguous() if narrow else float32(grad_hidden)
     leading = (None, grad, initial) if narrow else (grad, None, initial)
@@ -232,37 +233,120 @@ def backward(
     return found
 
 
-def weight_gradient(
+def weight_gradients(
+    machine: Machine,
     kind: Kind,
     found: Gradients,
     initial: Tensor | None,
     hidden: Tensor,
     reverse: bool,
     into: Sequence[Sequence[Tensor]],
+    input: Tensor | None = None,
+    input_into: Tensor | None = None,
 ) -> None:
-    """Write the gradient of W_hh to float32 memory: for each direction blocks of rows, which in order make up W_hh."""
-    steps, batch, _ = hidden.shape
-    size, gates, directions = kind.hidden, kind.gates, len(into)
-    states, d_projected, factors = hidden.to(found.projected.dtype).contiguous(), found.projected, found.factors
+    """Write the gradient of W_hh to float32 memory: for each direction blocks of rows, which in order make up W_hh.
+
+    And that of W_ih [D*G*H, I], contiguous, from the input [T*B, I], whose rows lie together; where these are given.
+    """
+    states, directions = hidden.to(found.projected.dtype).contiguous(), hidden.shape[-1] // kind.hidden
+    every, rows = states.shape[0] * states.shape[1], kind.gates * kind.hidden
+    shapes = [(rows, kind.hidden, every)]
+    joined = input is not None and input.shape[1] >= product.LEAST_SIDE
+    if joined and input is not None:
+        shapes.append((rows, input.shape[1], every))
+    together = _by_kernels(machine, kind, *shapes)
     for d, whole in enumerate(into):
-        later, earlier, first = _neighbours(steps, batch, d == 1 if directions == 2 else reverse)
-        begin = d * gates * size
-        for rows in _cut(whole, (gates - 1) * size):
-            count, column = rows.shape[0], begin  # len() of a tensor takes ten times as long
-            begin += count
-            of, width = d_projected, directions * gates * size
-            if factors is not None and begin == (d + 1) * gates * size:  # those of W_c, the last ones
-                if kind.reset == "before":
-                    every = (0, steps * batch)
-                    _product(
-                        _upright(of, every, width, column, count), _rows(factors, every, directions, d, size), rows
-                    )
-                    continue
-                of, width, column = factors, directions * size, d * size
-            _product(_upright(of, later, width, column, count), _rows(states, earlier, directions, d, size), rows)
-            if initial is not None:
-                dz = _upright(of, first, width, column, count)
-                rows.addmm_(dz.float(), initial[d].to(states.dtype).float())
+        backwards = d == 1 if directions == 2 else reverse
+        direction = _Direction(kind, found, states, backwards, _cut(whole, rows - kind.hidden), d, directions)
+        if together:
+            _gradients_together(machine, direction, input if joined else None, input_into)
+        else:
+            _gradients_alone(machine, direction)
+        if initial is not None:
+            _add_first(direction, initial[d])
+    if input is not None and input_into is not None and not (joined and together and into):
+        _product(machine, kind, found.projected.view(-1, directions * rows).t(), input, input_into)
+
+
+class _Direction(NamedTuple):
+    """What the gradient of a direction's W_hh is made of, and the blocks of rows that it goes to."""
+
+    kind: Kind
+    found: Gradients
+    states: Tensor
+    backwards: bool
+    blocks: Sequence[Tensor]
+    d: int
+    directions: int
+
+
+def _gradients_alone(machine: Machine, direction: _Direction) -> None:
+    """The gradient of W_hh, a product after the other; without the states before the first step."""
+    kind, found, states, backwards, blocks, d, directions = direction
+    steps, batch, _ = states.shape
+    size, of, factors, width = kind.hidden, found.projected, found.factors, directions * kind.gates * kind.hidden
+    later, earlier, _ = _neighbours(steps, batch, backwards)
+    column = d * kind.gates * size
+    for rows in blocks:
+        count = rows.shape[0]  # len() of a tensor takes ten times as long
+        begin, column = column, column + count
+        before = _rows(states, earlier, directions, d, size)
+        if factors is None or column < (d + 1) * kind.gates * size:
+            _product(machine, kind, _upright(of, later, width, begin, count), before, rows)
+        elif kind.reset == "before":
+            every = (0, steps * batch)
+            operand = _rows(factors, every, directions, d, size)
+            _product(machine, kind, _upright(of, every, width, begin, count), operand, rows)
+        else:
+            _product(machine, kind, _upright(factors, later, directions * size, d * size, count), before, rows)
+
+
+def _gradients_together(
+    machine: Machine, direction: _Direction, input: Tensor | None, input_into: Tensor | None
+) -> None:
+    """What `_gradients_alone` does, and the gradient of W_ih, by one launch.
+
+    All products go over all steps, the states having zeros for the step that has none before it.
+    """
+    kind, found, states, backwards, blocks, d, directions = direction
+    steps, batch, _ = states.shape
+    size, every, apart, others = kind.hidden, steps * batch, directions * kind.hidden, (steps - 1) * batch
+    first, zeros = (batch * apart, 0) if backwards else (0, batch)
+    before = product.Operand(states, first + d * size, size, others, apart, False, zeros)
+    columns = 0 if input is None else input.shape[1]
+    inputs = None if input is None else product.Operand(input, 0, columns, every, input.stride(0), False)
+    column = d * kind.gates * size
+    problems: list[tuple[product.Operand, product.Operand, product.Result]] = []
+    for rows in blocks:
+        count, begin = rows.shape[0], column
+        block = product.Operand(found.projected, begin, count, every, directions * kind.gates * size, False)
+        column += count
+        if inputs is not None and input_into is not None:
+            problems.append((block, inputs, product.Result(input_into, begin * columns, columns)))
+        a, b = block, before
+        if found.factors is not None and column == (d + 1) * kind.gates * size:  # those of W_c, the last ones
+            factors = product.Operand(found.factors, d * size, size, every, apart, False)
+            a, b = (block, factors) if kind.reset == "before" else (factors, before)
+        problems.append((a, b, product.Result(rows, 0, size)))
+    product.products(machine, every, problems)
+
+
+def _add_first(direction: _Direction, initial: Tensor) -> None:
+    """What the states before the first step [B, H] add to the gradient of W_hh."""
+    kind, found, states, backwards, blocks, d, directions = direction
+    steps, batch, _ = states.shape
+    size, of, factors, width = kind.hidden, found.projected, found.factors, directions * kind.gates * kind.hidden
+    _, _, first = _neighbours(steps, batch, backwards)
+    column = d * kind.gates * size
+    for rows in blocks:
+        count = rows.shape[0]
+        begin, column = column, column + count
+        dz = _upright(of, first, width, begin, count)
+        if factors is not None and column == (d + 1) * kind.gates * size:
+            if kind.reset == "before":
+                continue  # it is in `factors`
+            dz = _upright(factors, first, directions * size, d * size, count)
+        rows.addmm_(dz.float(), initial.to(states.dtype).float())
 
 
 Stretch = tuple[int, int]
@@ -346,7 +430,12 @@ def _run_large(
 
 
 def _candidate_products(
-    kind: Kind, initial: Tensor | None, parameters: Parameters, hidden: Tensor, sizes: tuple[int, int, int, bool]
+    machine: Machine,
+    kind: Kind,
+    initial: Tensor | None,
+    parameters: Parameters,
+    hidden: Tensor,
+    sizes: tuple[int, int, int, bool],
 ) -> Tensor:
     """W_c h of all steps [T, B, D, H], where h is the state before the step."""
     steps, batch, directions, reverse = sizes
@@ -360,15 +449,54 @@ def _candidate_products(
         later, earlier, first = _neighbours(steps, batch, d == 1 if directions == 2 else reverse)
         if steps > 1:
             operand = _rows(states, earlier, directions, d, size)
-            _product(operand, last[d].t(), _rows(products, later, directions, d, size))
+            _product(machine, kind, operand, last[d].t(), _rows(products, later, directions, d, size))
         if initial is not None:
-            _product(initial[d].to(dtype), last[d].t(), _rows(products, first, directions, d, size))
+            _product(machine, kind, initial[d].to(dtype), last[d].t(), _rows(products, first, directions, d, size))
     return products
 
 
-def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Write a b to `out`, in float32 also where the operands have 16 bits."""
+def project(machine: Machine, kind: Kind, input: Tensor, weight: Tensor) -> Tensor:
+    """W x for all steps: [T, B, I] -> [T, B, D*G*H]."""
+    steps, batch, columns = input.shape
+    if not _by_kernels(machine, kind, (steps * batch, weight.shape[0], columns)):
+        return F.linear(input, weight)
+    out = input.new_empty(steps, batch, weight.shape[0])
+    product.product(machine, in_rows(input), _in_rows_or_columns(weight).t(), out.view(-1, weight.shape[0]))
+    return out
+
+
+def input_gradient(machine: Machine, kind: Kind, d_projected: Tensor, weight: Tensor) -> Tensor:
+    """dL/dx [T*B, I] from dL/dz [T*B, D*G*H]."""
+    if not _by_kernels(machine, kind, (*d_projected.shape, weight.shape[1])):
+        return torch.mm(d_projected, weight)
+    out = d_projected.new_empty(d_projected.shape[0], weight.shape[1])
+    product.product(machine, d_projected, _in_rows_or_columns(weight), out)
+    return out
+
+
+def in_rows(input: Tensor) -> Tensor:
+    """[T, B, I] as [T*B, I], where a row's numbers lie together."""
+    rows = input.reshape(-1, input.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _in_rows_or_columns(x: Tensor) -> Tensor:
+    return x if 1 in x.stride() else x.contiguous()
+
+
+def _by_kernels(machine: Machine, kind: Kind, *shapes: tuple[int, int, int]) -> bool:
+    """Whether our own products are right for these, and faster than torch's."""
+    return kind.storage == FLOAT32 and not kind.tf32 and product.worth(machine.limits, *shapes)
+
+
+def _product(machine: Machine, kind: Kind, a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Write a b to `out`, which is float32 also where the operands have 16 bits."""
     if a.dtype == torch.float32:
+        if _by_kernels(machine, kind, (*a.shape, b.shape[1])):
+            product.product(machine, a, b, out)
+        else:
+            torch.mm(a, b, out=out)
+    elif out.dtype == a.dtype:
         torch.mm(a, b, out=out)
     elif a.is_cuda and a.numel() and hasattr(torch.ops.aten.mm, "dtype_out"):
         torch.mm(a, b, out_dtype=torch.float32, out=out)

@@ -30,8 +30,8 @@ A layer of T*B*H = 16 million numbers, with which that many are met, keeps 600 M
 takes the GPU hundreds of microseconds, beside which its launches are nothing.
 """
 LEAST_WORK, LEAST_SIDE = 6e9, 128
-"""Floating-point operations, and M, N and K, from which on these products have been measured to be faster than torch's."""
-_THREADS, _TILE_ROWS = 256, 128
+"""Floating-point operations, and M, N and K, from which on these products were measured to be faster than torch's."""
+_THREADS, _THREADS_OF_PRODUCT, _TILE_ROWS = 256, 128, 128
 _SPLIT_COLUMNS, _HELD = 128, 512
 _NOWHERE = 2**40
 _PIECE, _PROBLEM, _REST = struct.Struct("<11q"), struct.Struct("<12q"), struct.Struct("<3q")
@@ -54,8 +54,6 @@ class Tiling(NamedTuple):
     def blocks(self) -> int:
         """Blocks of a multiprocessor."""
         return len(self.times)
-
-    threads = 128
 
     def shared_bytes(self, a_along_k: bool, b_along_k: bool) -> int:
         """What a block takes of shared memory."""
@@ -108,24 +106,18 @@ class Result(NamedTuple):
 
 def operand(x: Tensor, k: int) -> Operand:
     """A tensor whose dimension `k` is K."""
-    (strides, shape) = x.stride(), x.shape
+    strides, shape = x.stride(), x.shape
     along_k = strides[k] == 1
     if not along_k and strides[1 - k] != 1 and shape[1 - k] > 1:
         raise ValueError(f"rows or columns of an operand must lie together, got strides {strides}")
     return Operand(x, 0, shape[1 - k], shape[k], strides[1 - k] if along_k else strides[k], along_k)
 
 
-def fits(x: Tensor) -> bool:
-    """Whether rows or columns lie together."""
-    strides = x.stride()
-    return 1 in strides
-
-
 def worth(limits: Limits, *shapes: tuple[int, int, int]) -> bool:
     """Whether these products (M, N, K) of one launch are faster than torch's."""
     if not limits.fast_halves or min(map(min, shapes)) < LEAST_SIDE:
         return False
-    return 2 * sum(m * n * k for m, n, k in shapes) >= LEAST_WORK
+    return 2 * sum([m * n * k for m, n, k in shapes]) >= LEAST_WORK
 
 
 def _width(address: int, pitch: int) -> int:
@@ -214,7 +206,7 @@ class _Part(NamedTuple):
 
     Attributes:
         defines: of the program that multiplies.
-        shared, threads, grid: of the launch that multiplies.
+        shared, grid: of the launch that multiplies.
         slices: of K.
         splitting: the grid of the launch that splits.
         pieces: what it splits.
@@ -226,7 +218,6 @@ class _Part(NamedTuple):
 
     defines: Mapping[str, int]
     shared: int
-    threads: int
     grid: tuple[int, int, int]
     slices: int
     splitting: tuple[int, int, int]
@@ -253,7 +244,7 @@ def plan(
     room: int = ROOM,
     tilings: tuple[Tiling, ...] = TILINGS,
 ) -> Plan:
-    """For operands that lie in memory in this way (`_Shape`), whose split numbers are to take `room` bytes at a time."""
+    """For operands that lie in memory in this way (`_Shape`), whose split numbers may take `room` bytes at a time."""
     operands = [_Shape(*shape) for shape in shapes]
     a, b = (operands[i] for i in problems[0][:2])
     if any((operands[i].along_k, operands[j].along_k) != (a.along_k, b.along_k) for i, j, _, _ in problems):
@@ -265,13 +256,14 @@ def plan(
     fewest = -(-(sum(bytes_of) - fixed) // max(room - fixed, room // 2))
     ways: list[tuple[float, list[tuple[Span | None, Span, _Cut]]]] = []
     for count in range(fewest, fewest + 4) if fewest > 1 else [1]:
+        spans: list[tuple[Span | None, Span]] = [(None, stretch) for stretch in _shares(depth, count, DEPTH)]
         if of_rows:
             spans = [(rows, (0, depth)) for rows in _shares(a.lines, count, _TILE_ROWS)]
-        else:
-            spans = [(None, stretch) for stretch in _shares(depth, count, DEPTH)]
         way: list[tuple[Span | None, Span, _Cut]] = []
         for rows, stretch in spans:
-            sizes = tuple((rows[1] - rows[0] if rows else operands[i].lines, operands[j].lines) for i, j, _, _ in problems)
+            sizes = tuple(
+                (rows[1] - rows[0] if rows else operands[i].lines, operands[j].lines) for i, j, _, _ in problems
+            )
             way.append((rows, stretch, _cut(sizes, -(-(stretch[1] - stretch[0]) // DEPTH), limits, tilings)))
         ways.append((sum(cut.time + 2 * _LAUNCH for _, _, cut in way), way))
     _, best = min(ways, key=lambda way: way[0])
@@ -317,7 +309,6 @@ def _part(
     return at + (4 * cut.slices * numbers if cut.slices > 1 else 0), _Part(
         tiling.defines(*along),
         tiling.shared_bytes(*along),
-        tiling.threads,
         (tiles, cut.slices, 1),
         cut.slices,
         (blocks, 1, 1),
@@ -365,7 +356,7 @@ def products(
         outs = [(c.tensor, 4 * c.at + first) for (_, _, c), first in zip(problems, part.outs, strict=True)]
         arguments: list[Argument] = [memory, *outs, *no_outs, part.problems]
         machine.launch(
-            "product.cu", part.defines, "product", part.grid, part.threads, arguments, shared=part.shared
+            "product.cu", part.defines, "product", part.grid, _THREADS_OF_PRODUCT, arguments, shared=part.shared
         )
         if part.slices > 1:
             arguments.append(part.slices)
