@@ -19,7 +19,7 @@ from ncgru.nn.sequence import SequenceModule
 from ncgru.orthogonal import cuda, parametrization, reading
 from ncgru.orthogonal.inverse import follow_inverse, gradient_of
 from ncgru.recurrence import dispatch
-from ncgru.recurrence.cuda import gpu
+from ncgru.recurrence.cuda import gpu, operator, product
 from tests.nn.builders import SEQUENCES
 from tests.recurrence.cuda.emulated import Emulated
 
@@ -119,6 +119,24 @@ def test_large_matrices(name: str) -> None:
     with emulated_gpu() as spy:
         assert_same(results(ours, x), results(theirs, x), 1e-5)
     assert spy.called
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("least_side", [1, 6], ids=["all", "but for those of the input"])
+def test_products_of_our_own(monkeypatch: pytest.MonkeyPatch, name: str, bidirectional: bool, least_side: int) -> None:
+    monkeypatch.setattr(product, "LEAST_WORK", 0)
+    monkeypatch.setattr(product, "LEAST_SIDE", least_side)
+    ours, theirs = pair(name, bidirectional=bidirectional)
+    x, h0 = torch.randn(3, 8, INPUTS), torch.randn(2 if bidirectional else 1, 8, 6)
+    with emulated_gpu(), mock.patch.object(product, "products", wraps=product.products) as spy:
+        assert_same(results(ours, x, h0), results(theirs, x, h0), 1e-5)
+        assert_same(results(ours, x[:1]), results(theirs, x[:1]), 1e-5)
+    assert spy.called
+    monkeypatch.setattr(operator, "allows_tf32", lambda: True)
+    with emulated_gpu(), mock.patch.object(product, "products") as never:
+        results(ours, x)
+    assert not never.called
 
 
 @pytest.mark.parametrize("name", SEQUENCES)

@@ -19,7 +19,7 @@ from .passes import Argument, Machine
 OLDEST = (8, 0)
 """The least compute capability: tensor cores for tf32 and bfloat16."""
 FAST_HALVES = ((8, 0), (9, 0), (10, 0))
-"""The compute capabilities of data centres: tensor cores with at least 16 times the rate of float32, elsewhere 2 to 4."""
+"""Compute capabilities of data centres: tensor cores with at least 16 times the rate of float32, elsewhere 2 to 4."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@
 // adds these up, always in the same order. Tiles of A and B come to shared memory STAGES stages, of a chunk each, ahead.
 // Of four warps each makes a quarter of the tile, PASS columns at a time.
 //
-// Set by the compiler's options: A_ALONG_K and B_ALONG_K (1 where lines are rows in memory), TILE_N (64 or 128), STAGES,
+// Set by the compiler's options: A_ALONG_K and B_ALONG_K (1 where lines are rows in memory; not B's alone), TILE_N (64 or 128), STAGES,
 // BLOCKS (of a multiprocessor).
 
 #include "split.cuh"
+
+static_assert(A_ALONG_K || !B_ALONG_K, "sums would be of numbers of A and of scaled ones of B, which is a wide range");
 
 #define TILE_M 128
 #define WARP_M (TILE_M / 2)
@@ -110,7 +112,7 @@ struct Scales {
 
 __device__ __forceinline__ float added(float to, float sum, float a_scale, float b_scale) {
     if (A_ALONG_K) return B_ALONG_K ? to + sum : fmaf(sum, b_scale, to);
-    return fmaf(B_ALONG_K ? sum : sum * b_scale, a_scale, to);
+    return fmaf(sum * b_scale, a_scale, to);
 }
 
 // A warp's part of a tile of C: [fragments of A][half fragments of B].

@@ -249,6 +249,8 @@ def plan(
     a, b = (operands[i] for i in problems[0][:2])
     if any((operands[i].along_k, operands[j].along_k) != (a.along_k, b.along_k) for i, j, _, _ in problems):
         raise ValueError("products of a launch must be alike")
+    if b.along_k and not a.along_k:
+        raise ValueError("where columns of A lie together, rows of B must")
     bytes_of = [4 * x.lines * _up(depth, DEPTH) for x in operands]
     # A part is some rows of C where rows of A are rows in memory, of which there are many; else a stretch of K.
     of_rows = a.along_k and len(problems) == 1

@@ -8,8 +8,8 @@
 // through all time steps, over which gradients may fall by many powers of ten: they have one for each CHUNK of their
 // numbers. So an early gradient of 1e-12 is not lost beside a late one of 1.
 //
-// An infinity becomes infinity + NaN, and a NaN NaN, so that where a product of float32 would not be finite this one is
-// NaN. Elsewhere it is as finite, but for columns of B beyond 1e30, which may overflow where A is small.
+// An infinity is split as infinity and NaN: where a product of float32 would have an infinity or a NaN because an operand
+// has one, this one has a NaN, and nowhere else. Columns with numbers beyond 1e30 may overflow on the way.
 //
 // Both parts lie side by side in memory. Lines along rows: [line][K / 32][2][32]; lines along columns: [K][2][lines].
 #pragma once
