@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..._cuda import Program, Variant, program
-from . import small
+from . import product, small
 from .kind import Kind, Limits
 from .large import Design
 
@@ -43,7 +43,9 @@ _LARGE_ON_A_SMALLER_GPU = (
     Kind(1024, "float32", "before", "modrelu"),
     Kind(2048, "bfloat16", "after", "modrelu"),
 )
+_PACKAGE = "ncgru.recurrence.cuda"
 _LOCAL_BYTES = 16
+_LOCAL_BYTES_OF_PRODUCTS = 24
 # Wide blocks with stacks, and a matrix in registers in part. They were measured to be faster than what spills less.
 _MORE_LOCAL_BYTES = {
     Kind(512, "float32", "before", "modrelu"): 56,
@@ -59,7 +61,7 @@ def program_of(kind: Kind, limits: Limits) -> Program:
         source, defines = "large.cu", Design(kind, limits, backward=False).defines
     else:
         source, defines = "small.cu", small.plan(kind, limits, 1, 1, backward=False).defines
-    return program("ncgru.recurrence.cuda", source, defines)
+    return program(_PACKAGE, source, defines)
 
 
 def kinds() -> list[tuple[Kind, Limits]]:
@@ -68,8 +70,17 @@ def kinds() -> list[tuple[Kind, Limits]]:
 
 
 def variants() -> list[Variant]:
-    """The programs of all `kinds`."""
-    return [
+    """The programs of all `kinds`, and those of products over all steps."""
+    found = [
         Variant(program_of(kind, limits), local_bytes=_MORE_LOCAL_BYTES.get(kind, _LOCAL_BYTES))
         for kind, limits in kinds()
+    ]
+    return [*found, Variant(program(_PACKAGE, "split.cu", {})), *_products()]
+
+
+def _products() -> list[Variant]:
+    return [
+        Variant(program(_PACKAGE, "product.cu", tiling.defines(*layout)), local_bytes=_LOCAL_BYTES_OF_PRODUCTS)
+        for tiling in product.TILINGS
+        for layout in ((True, True), (True, False), (False, False))
     ]
