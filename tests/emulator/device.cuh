@@ -50,18 +50,6 @@ inline void barrier_arrive(int barrier, int threads) { emulator::barrier(barrier
 
 inline char* dynamic_shared() { return emulator::dynamic_shared(); }
 
-template <int BYTES>
-inline void copy_async(float* to, const float* from, int bytes) {
-    emulator::copy_async(to, from, bytes, BYTES);
-}
-
-inline void end_copies() { emulator::end_copies(); }
-
-template <int BATCHES>
-inline void await_copies() {
-    emulator::await_copies(BATCHES);
-}
-
 // ---- within a cluster
 
 inline void cluster_arrive() { emulator::cluster_arrive(); }
@@ -96,19 +84,19 @@ inline void fence() { emulator::fence(); }
 
 inline void prefetch(const void* from) { static_cast<void>(from); }
 
-// ---- copies to shared memory that the thread does not wait for: here they are there at once
+// ---- copies to shared memory that the thread does not wait for
 
 template <int WIDTH>
 inline void copy_async(float* to, const float* from, bool inside) {
-    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % (4 * WIDTH))
-        emulator::fail("%d numbers are copied from or to a place that is no multiple of their size", WIDTH);
-    for (int i = 0; i < WIDTH; ++i) to[i] = inside ? from[i] : 0.0f;
+    emulator::copy_async(to, from, inside ? 4 * WIDTH : 0, 4 * WIDTH);
 }
 
-inline void commit_copies() {}
+inline void commit_copies() { emulator::commit_copies(); }
 
 template <int LEFT>
-inline void await_copies() {}
+inline void await_copies() {
+    emulator::await_copies(LEFT);
+}
 
 // ---- products of a warp
 

@@ -87,7 +87,7 @@ char* dynamic_shared();
 
 // Copies to shared memory that a thread waits for later; the first `bytes` of `size` are read, and the others 0.
 void copy_async(void* to, const void* from, int bytes, int size);
-void end_copies();
+void commit_copies();
 void await_copies(size_t batches);
 
 // The blocks that differ in blockIdx.x alone as a cluster, in a launch that has all blocks under way together.

@@ -436,7 +436,7 @@ char* dynamic_shared() { return launch->warp->block->memory.data(); }
 
 // A copy is made when the thread waits for it, and until then its place holds NaN.
 void copy_async(void* to, const void* from, int bytes, int size) {
-    if (reinterpret_cast<uintptr_t>(to) % size || (bytes && reinterpret_cast<uintptr_t>(from) % size))
+    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % size)
         fail("a copy of %d bytes between addresses that are no multiples of it", size);
     Fiber& fiber = launch->warp->lanes[launch->lane];
     if (fiber.batches.empty()) fiber.batches.push_back(0);
@@ -445,7 +445,7 @@ void copy_async(void* to, const void* from, int bytes, int size) {
     fill(static_cast<char*>(to), size, POISON);
 }
 
-void end_copies() {
+void commit_copies() {
     Fiber& fiber = launch->warp->lanes[launch->lane];
     if (fiber.batches.empty()) fiber.batches.push_back(0);
     fiber.batches.push_back(0);

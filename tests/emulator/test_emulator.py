@@ -294,3 +294,51 @@ def test_numbers_of_16_bits(tmp_path: Path) -> None:
     assert torch.equal(brain.view(torch.bfloat16), near.bfloat16())
     assert torch.equal(half.view(torch.float16), near.half())
     assert ((tf - near).abs() <= near.abs() * 2.0**-11).logical_or(near.abs() < 2**-125).logical_or(tf.isinf()).all()
+
+
+COPIES = """
+extern "C" __global__ void copies(const float* from, float* to) {
+    float* room = reinterpret_cast<float*>(dynamic_shared()) + 8 * threadIdx.x;
+    copy_async<4>(room, from + 4 * threadIdx.x, true);
+    commit_copies();
+    copy_async<4>(room + 4, from + 4 * threadIdx.x, false);
+    commit_copies();
+    await_copies<1>();
+    for (int i = 0; i < 8; ++i) to[16 * threadIdx.x + i] = room[i];
+    await_copies<0>();
+    for (int i = 0; i < 8; ++i) to[16 * threadIdx.x + 8 + i] = room[i];
+}
+"""
+
+
+def test_copies_are_there_once_they_are_awaited(tmp_path: Path) -> None:
+    given, found = torch.randn(32, 4), torch.empty(32, 4, 4)
+    kernels(tmp_path, COPIES).launch("copies", 1, 32, [given, found], shared=32 * 32)
+    assert torch.equal(found[:, 0], given)
+    assert found[:, 1].isnan().all()
+    assert torch.equal(found[:, 2], given)
+    assert (found[:, 3] == 0).all()
+
+
+MATRICES = """
+extern "C" __global__ void matrices(const unsigned* from, unsigned* to) {
+    unsigned* room = reinterpret_cast<unsigned*>(dynamic_shared());
+    for (int i = threadIdx.x; i < 128; i += 32) room[i] = from[i];
+    __syncwarp();
+    unsigned x[4];
+    load_matrices(x, reinterpret_cast<const char*>(room + 4 * threadIdx.x));
+    for (int i = 0; i < 4; ++i) to[i * 32 + threadIdx.x] = x[i];
+    load_transposed(x, reinterpret_cast<const char*>(room + 4 * threadIdx.x));
+    for (int i = 0; i < 4; ++i) to[128 + i * 32 + threadIdx.x] = x[i];
+}
+"""
+
+
+def test_matrices_of_16_bits(tmp_path: Path) -> None:
+    given = torch.arange(4 * 8 * 8, dtype=torch.int16).view(4, 8, 8)
+    found = torch.zeros(2, 4, 8, 8, dtype=torch.int16)
+    kernels(tmp_path, MATRICES).launch(
+        "matrices", 1, 32, [given.view(torch.int32), found.view(torch.int32)], shared=512
+    )
+    assert torch.equal(found[0], given)
+    assert torch.equal(found[1], given.mT)

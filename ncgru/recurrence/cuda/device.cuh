@@ -57,23 +57,23 @@ __device__ __forceinline__ char* dynamic_shared() {
     return memory;
 }
 
-// Copies from global to shared memory that go on while the thread does. The first `bytes` of BYTES (4, 8 or 16, at a
-// multiple of as many) are read, and the others 0. Copies are counted in batches, which `end_copies` ends.
-template <int BYTES>
-__device__ __forceinline__ void copy_async(float* to, const float* from, int bytes) {
-    unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+// Copies WIDTH neighbours in float32 to shared memory, or zeros unless they are `inside`, while the thread goes on. What it
+// has copied since the last commit_copies is there once await_copies<LEFT> leaves no more than LEFT such sets under way.
+template <int WIDTH>
+__device__ __forceinline__ void copy_async(float* to, const float* from, bool inside) {
+    unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    int read = inside ? 4 * WIDTH : 0;
+    if (WIDTH == 4)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(read) : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(place), "l"(from), "n"(4 * WIDTH), "r"(read) : "memory");
 }
 
-__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Wait until at most BATCHES of this thread's batches are under way.
-template <int BATCHES>
+template <int LEFT>
 __device__ __forceinline__ void await_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(BATCHES) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
 // ---- words that other blocks write and read while this one runs; every 32 bits are one access of their own

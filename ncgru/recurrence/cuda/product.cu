@@ -59,8 +59,8 @@ struct Source {
 #pragma unroll
         for (int i = 0; i < COPIES; ++i) {
             const int down = ALONG_K ? i * APART : 2 * (i * APART % DEPTH) + i * APART / DEPTH;
-            copy_async<16>(reinterpret_cast<float*>(to + i * APART * Room::ROW),
-                           reinterpret_cast<const float*>(from + down * pitch), 16);
+            copy_async<4>(reinterpret_cast<float*>(to + i * APART * Room::ROW),
+                           reinterpret_cast<const float*>(from + down * pitch), true);
         }
         from += ALONG_K ? 4 * DEPTH : 2 * DEPTH * pitch;
     }
@@ -105,7 +105,7 @@ struct Scales {
 
     __device__ __forceinline__ void load(char* to) {
         if (!from) return;
-        copy_async<16>(reinterpret_cast<float*>(to) + threadIdx.x % (LINES / 4) * 4, from, 16);
+        copy_async<4>(reinterpret_cast<float*>(to) + threadIdx.x % (LINES / 4) * 4, from, true);
         from += pitch;
     }
 };
@@ -282,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) product(
             b_scales.load(to + B_SCALES_AT);
         }
         --left;
-        end_copies();
+        commit_copies();
     };
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = warp / 2 * WARP_M, n = warp % 2 * WARP_N;
