@@ -40,11 +40,11 @@ def made(a: Tensor, b: Tensor, room: int = product.ROOM, tiling: product.Tiling 
 
 
 def assert_as_exact_as_torch(found: Tensor, a: Tensor, b: Tensor) -> None:
-    """By the norm of all errors; sums of a few numbers may be a rounding worse."""
+    """By the norm of all errors; sums of a few numbers may be two roundings worse."""
     truth = a.double() @ b.double()
     assert found.isfinite().all()
     error, usual = (float((x.double() - truth).norm() / truth.norm()) for x in (found, a @ b))
-    assert error <= max(usual, 2**-23), (error, usual)
+    assert error <= max(usual, 2**-22), (error, usual)
 
 
 @pytest.mark.parametrize(("a_along", "b_along"), LAYOUTS)

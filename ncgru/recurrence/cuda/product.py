@@ -23,11 +23,11 @@ DEPTH = 32
 """Numbers along K that a block takes at a time, and that share a scale where lines are columns in memory."""
 PROBLEMS = PIECES = 6
 """Products of a launch, and operands."""
-ROOM = 128 * 2**20
+ROOM = 256 * 2**20
 """Bytes that split operands may take; larger products are made part by part.
 
-A layer of T*B*H = 16 million numbers, with which that many are met, keeps 600 MB for its backward anyway; and a part
-takes the GPU hundreds of microseconds, beside which its launches are nothing.
+A layer of T*B*H = 32 million numbers, with which that many are met, keeps 1.2 GB for its backward anyway. With half of
+it the weight gradients of 1024 units took a third longer on an H200, with no bound 3 percent less.
 """
 LEAST_WORK, LEAST_SIDE = 6e9, 128
 """Floating-point operations, and M, N and K, from which on these products were measured to be faster than torch's."""
