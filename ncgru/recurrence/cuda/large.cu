@@ -65,6 +65,7 @@
 #define FULL 1  // named barriers: partial sums are there (2 of them), have been read (2 of them)
 #define FREE 3
 #define LOADED 5  // the product warps have the matrices
+#define KNOWN 6   // the cell warps have the biases
 
 __host__ __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
 __host__ __device__ constexpr int max_of(int a, int b) { return a < b ? b : a; }
@@ -108,6 +109,8 @@ __host__ __device__ constexpr int chunks_of(int tiles) { return (SHARE + chunk_o
 // Rooms for the partial sums of a stack. Cell threads give one back as soon as they have read it, so all that a second
 // one saves is a barrier, where there is a single stack.
 __host__ __device__ constexpr int rooms_of(int tiles) { return tiles == 1 ? 2 : 1; }
+
+#define ADDED(W) ((GATES + 1) * (W) * 16)
 
 // A *square* is one slice of one tile. A cell thread has the same place in several squares: PACK neighbouring units of
 // one row.
@@ -658,6 +661,17 @@ __device__ __forceinline__ void read(
     }
 }
 
+// The same without a look at the numbers: what looks at them waits for them, and does so at once within a branch.
+template <typename T>
+__device__ __forceinline__ Two<T> take(const T* from, const Cell& at, const Part& part) {
+    Two<T> two = {};
+    if (!at.real(0, part)) return two;
+    if constexpr (HIDDEN % 2 == 0) return *reinterpret_cast<const Two<T>*>(from);
+    two.first = from[0];
+    if (at.real(1, part)) two.second = from[1];
+    return two;
+}
+
 // What cell threads remember of each stack from phase to phase: [fields, stacks, items, PACK, cell threads].
 template <int W, int R>
 struct Memory {
@@ -743,11 +757,18 @@ struct ForwardCells {
     const Forward& x;
     Partials<FORWARD_PRODUCTS, W, R>& partials;
     const Memory<W, R> memory;
+    float* added;  // [GATES + 1, W * 16]: the biases of the block's units, and modReLU's threshold
     const Publisher<1> out;
     index_t phase;
 
     __device__ void start() {
         partials.begin();
+        for (int i = threadIdx.x - 32 * WARPS; i < ADDED(W); i += cell_threads(W * R)) {
+            const int gate = i / (W * 16), unit = part.slice * 16 + i % (W * 16);
+            const bool real = unit < HIDDEN;
+            added[i] = !real ? 0.0f : gate < GATES ? x.biases.of(gate, unit) : x.biases.threshold(unit);
+        }
+        barrier_sync(KNOWN, cell_threads(W * R));
         for (int stack = 0; stack < part.stacks; ++stack) {
             const Cells<W, R> at(part, task, x.lengths, stack, 0);
 #pragma unroll
@@ -792,21 +813,11 @@ struct ForwardCells {
         for (int item = 0; item < ITEMS; ++item) write(to + at.of[item].gate(gate), from[item], at.of[item], part);
     }
 
-    // What is added to a gate; asked for before products are waited for.
-    __device__ __forceinline__ void recall_bias(Numbers& into, int gate, const Cells<W, R>& at) const {
+    // What is added to a gate; the one behind them all is modReLU's threshold.
+    __device__ __forceinline__ void recall_added(Numbers& into, int gate, const Cells<W, R>& at) const {
 #pragma unroll
-        for (int i = 0; i < ITEMS * PACK; ++i) {
-            const int unit = at.of[i / PACK].unit + i % PACK;
-            into[i / PACK][i % PACK] = x.biases.of(gate, unit < HIDDEN ? unit : 0);
-        }
-    }
-
-    __device__ __forceinline__ void recall_threshold(Numbers& into, const Cells<W, R>& at) const {
-#pragma unroll
-        for (int i = 0; i < ITEMS * PACK; ++i) {
-            const int unit = at.of[i / PACK].unit + i % PACK;
-            into[i / PACK][i % PACK] = x.biases.threshold(unit < HIDDEN ? unit : 0);
-        }
+        for (int i = 0; i < ITEMS * PACK; ++i)
+            into[i / PACK][i % PACK] = added[(gate * W - part.slice) * 16 + at.of[i / PACK].unit + i % PACK];
     }
 
     __device__ __forceinline__ void new_state(
@@ -832,9 +843,9 @@ struct ForwardCells {
     __device__ __forceinline__ void on_state(const Cells<W, R>& at, int stack, const float (&p)[GATES][ITEMS][PACK]) {
         Numbers before, r, u, next, sums[FORWARD_PRODUCTS], bias[GATES], threshold;
         recall(before, STATE, stack);
-        if constexpr (RESET != BEFORE) recall_threshold(threshold, at);
+        if constexpr (RESET != BEFORE) recall_added(threshold, GATES, at);
 #pragma unroll
-        for (int gate = 0; gate < GATES; ++gate) recall_bias(bias[gate], gate, at);
+        for (int gate = 0; gate < GATES; ++gate) recall_added(bias[gate], gate, at);
         partials.take(sums, at);
 #pragma unroll
         for (int i = 0; i < ITEMS * PACK; ++i) {
@@ -872,7 +883,7 @@ struct ForwardCells {
     __device__ __forceinline__ void on_gated(const Cells<W, R>& at, int stack) {
         Numbers before, u, z, c, sums[1], bias, threshold;
         recall(before, STATE, stack), recall(u, UPDATE, stack), recall(z, CANDIDATE, stack);
-        recall_bias(bias, GATES - 1, at), recall_threshold(threshold, at);
+        recall_added(bias, GATES - 1, at), recall_added(threshold, GATES, at);
         partials.take(sums, at);
 #pragma unroll
         for (int i = 0; i < ITEMS * PACK; ++i) {
@@ -920,12 +931,13 @@ template <int W, int R>
 __device__ __forceinline__ void forward(const Forward& x, const Task& task) {
     const Part part(task, W, R);
     uint4* matrix_room = reinterpret_cast<uint4*>(dynamic_shared());
-    float* partial_room = reinterpret_cast<float*>(matrix_room + SHARED_PAIRS * W * 64);
+    float* added = reinterpret_cast<float*>(matrix_room + SHARED_PAIRS * W * 64);
+    float* partial_room = added + ADDED(W);
     Partials<FORWARD_PRODUCTS, W, R> partials(partial_room, part);
     if (threadIdx.x >= 32 * WARPS) {
         const Memory<W, R> memory = {partial_room + partials.SIZE, part.stacks};
         const Publisher<1> out = {Exchange<1>(x.exchange, part, task.tiles)};
-        ForwardCells<W, R>{part, task, x, partials, memory, out, 0}.run();
+        ForwardCells<W, R>{part, task, x, partials, memory, added, out, 0}.run();
         return;
     }
     const Matrices<W> matrices(x.fragments, matrix_room, part);
@@ -979,6 +991,7 @@ template <int W, int R>
 struct SavedAhead {
     struct Item {
         float grad[PACK], r[PACK], u[PACK], c[PACK], before[PACK], product[PACK];
+        Two<stored> narrow;  // the gradient as it came, where it comes as the states are stored
     } of[items_of(W * R)];
 
     __device__ __forceinline__ void ask(
@@ -991,7 +1004,7 @@ struct SavedAhead {
         for (int i = 0; i < items_of(W * R); ++i) {
             const Cell& here = at.of[i];
             Item& item = of[i];
-            if (PACK == 2 && x.grad_output) read(item.grad, x.grad_output + here.state(), here, part);
+            if (PACK == 2 && x.grad_output) item.narrow = take(x.grad_output + here.state(), here, part);
             else read(item.grad, x.grad_hidden + here.state(), here, part);
             read(item.c, x.gates + here.gate(GATES - 1), here, part);
             read(item.r, x.gates + here.gate(0), here, part, GATES == 3);
@@ -1064,7 +1077,9 @@ struct BackwardCells {
             const int item = i / PACK, k = i % PACK;
             const bool over = at.of[item].over;
             const auto& now = saved.of[item];
-            const float sent = e[item][k] + now.grad[k];
+            float grad = now.grad[k];
+            if (PACK == 2 && x.grad_output) grad = load_as(k == 0 ? now.narrow.first : now.narrow.second);
+            const float sent = e[item][k] + grad;
             const float r = now.r[k], u = now.u[k], c = now.c[k];
             if (RESET == NONE) {
                 d_c[item][k] = over ? 0.0f : sent * slope(c);
@@ -1193,7 +1208,7 @@ template <int W, int R>
 __device__ __forceinline__ void backward(const Backward& x, const Task& task) {
     const Part part(task, W, R);
     uint4* matrix_room = reinterpret_cast<uint4*>(dynamic_shared());
-    float* partial_room = reinterpret_cast<float*>(matrix_room + SHARED_PAIRS * W * 64);
+    float* partial_room = reinterpret_cast<float*>(matrix_room + SHARED_PAIRS * W * 64) + ADDED(W);
     Partials<1, W, R> partials(partial_room, part);
     if (threadIdx.x >= 32 * WARPS) {
         const Memory<W, R> memory = {partial_room + partials.SIZE, part.stacks};

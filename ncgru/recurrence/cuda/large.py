@@ -272,7 +272,8 @@ class Design:
         pairs = held.count(SHARED) * self.pairs
         pairs += held.count(REGISTERS) * max(0, self.pairs - choice.kept * self.warps)
         rooms = 2 if stack == 1 else 1
-        return pairs * width * _FRAGMENT + rooms * self._products * width * stack * self.warps * _PARTIAL
+        added = (self.kind.gates + 1) * width * SLICE * 4
+        return pairs * width * _FRAGMENT + added + rooms * self._products * width * stack * self.warps * _PARTIAL
 
     def _stack_bytes(self, width: int, stack: int) -> int:
         """What cell threads remember of a stack; each has the same place in several squares."""

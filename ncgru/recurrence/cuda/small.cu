@@ -330,6 +330,7 @@ __device__ __forceinline__ void forward(
 // What a step saved, and the gradient that arrives at it.
 struct Saved {
     float grad, r, u, c, before, product;
+    stored narrow;  // the gradient as it came, where it comes as the states are stored: what looks at it waits for it
 };
 
 // The gradient of the states comes in float32 or as they are stored. `products` [T, B, D, H] is W_c h, for reset="after" alone. `factors` [T, B, D, H] is filled with what the gradient of
@@ -365,7 +366,8 @@ __device__ __forceinline__ void backward(
     auto read_saved = [&](bool first) {
         const stored* kept = gates + GATES * (at - place.unit) + place.unit;
         Saved x = {};
-        x.grad = STORAGE != FLOAT32 && grad_output ? load(grad_output + at) : grad_hidden[at];
+        if (STORAGE != FLOAT32 && grad_output) x.narrow = grad_output[at];
+        else x.grad = grad_hidden[at];
         x.c = load(kept + (GATES - 1) * HIDDEN);
         if constexpr (RESET != NONE) x.r = load(kept);
         if constexpr (RESET != NONE) x.u = load(kept + HIDDEN);
@@ -394,7 +396,7 @@ __device__ __forceinline__ void backward(
         const float open_c = (RESET == NONE ? 1.0f - keep : x.u) * slope(x.c), open_u = (x.c - before) * x.u * keep;
         const float open_r = (RESET == AFTER ? x.product : before * r) * (1.0f - r);
         const bool negative = x.c < 0.0f;
-        e += x.grad;
+        e += STORAGE != FLOAT32 && grad_output ? load(&x.narrow) : x.grad;
         const float d_c = e * open_c, d_u = e * open_u, d_m = d_c * r;
         float d_r = d_m * open_r, sums[UNITS * ROWS] = {};
         float* shown = room[RESET == BEFORE ? 0 : turn * GATES];
