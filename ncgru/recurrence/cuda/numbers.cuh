@@ -78,8 +78,12 @@ struct Array {
     bool narrow;
 
     __device__ __forceinline__ float operator[](int i) const {
-        if (STORAGE != FLOAT32 && narrow) return load(static_cast<const stored*>(first) + i);
-        return static_cast<const float*>(first)[i];
+        // Nobody writes to parameters meanwhile, which says too that they are in global memory.
+        if (STORAGE != FLOAT32 && narrow) {
+            const stored x = __ldg(static_cast<const stored*>(first) + i);
+            return load(&x);
+        }
+        return __ldg(static_cast<const float*>(first) + i);
     }
 
     __device__ __forceinline__ Array from(int i) const {
