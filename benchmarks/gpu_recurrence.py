@@ -165,10 +165,11 @@ def _in_fresh_process(shape: Shape, dtype: str, folder: str) -> tuple[float, flo
 def print_first_use(shape: Shape, dtype: str) -> None:
     """What the fresh process does. CUDA, cuBLAS and autograd are started first: they are no part of ncgru.
 
-    The first call of `torch.autograd.grad` imports sympy, which takes two seconds on some machines.
+    The first call of `torch.autograd.grad` that is given a gradient imports sympy, which takes two seconds on some
+    machines.
     """
     start = torch.randn(64, 64, device="cuda", dtype=torch_dtype(dtype), requires_grad=True)
-    torch.autograd.grad((start @ start).sum(), start)
+    torch.autograd.grad(start @ start, start, start.detach())
     torch.cuda.synchronize()
     set_precision(dtype)
     seconds = []
