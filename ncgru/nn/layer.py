@@ -246,7 +246,9 @@ def _gradients(
         assert matrices is not None
         assert signs is not None
         d_matrices = gradient_in_packed(d_matrices, matrices, inverse, signs) if needs[2] else None
-    d_inputs = [None] * len(inputs) if d_rows is None else d_rows.chunk(len(inputs))
+    d_inputs: Sequence[Tensor | None] = [d_rows]
+    if directions == 2:
+        d_inputs = [None, None] if d_rows is None else d_rows.chunk(2)
     d_biases = _bias_gradients(wiring, kind, flat, found.biases) if biases else ()
     return d_input, found.initial, d_matrices, *d_free, *d_inputs, *d_biases
 
@@ -283,7 +285,7 @@ def _gates_again(
 
 def _bias_gradients(wiring: Wiring, kind: Kind, d_projected: Tensor, found: Tensor) -> Sequence[Tensor]:
     if passes.finds_bias_gradients(kind):
-        return found.sum(0).unbind()
+        return [found.sum((0, 1))] if found.shape[1] == 1 else found.sum(0).unbind()
     return wiring.bias_gradients(d_projected, found)
 
 

@@ -248,7 +248,8 @@ def weight_gradients(
 
     And that of W_ih [D*G*H, I], contiguous, from the input [T*B, I], whose rows lie together; where these are given.
     """
-    states, directions = hidden.to(found.projected.dtype).contiguous(), hidden.shape[-1] // kind.hidden
+    dtype, directions = found.projected.dtype, hidden.shape[-1] // kind.hidden
+    states = (hidden if hidden.dtype == dtype else hidden.to(dtype)).contiguous()
     every, rows = states.shape[0] * states.shape[1], kind.gates * kind.hidden
     shapes = [(rows, kind.hidden, every)]
     joined = input is not None and input.shape[1] >= product.LEAST_SIDE
