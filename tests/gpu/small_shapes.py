@@ -1,6 +1,6 @@
 """Launches kernels on small shapes, for a checker, which slows them down a thousandfold; nothing is compared here.
 
-python -m tests.gpu.small_shapes               # every kernel of the recurrence, and of the orthogonal update
+python -m tests.gpu.small_shapes               # every kernel: products, orthogonal update, recurrence
 python -m tests.gpu.small_shapes full-barriers # without those whose warps wait for each other in part
 python -m tests.gpu.small_shapes hand-over     # a few lines in which warps do that and nothing else
 """
@@ -13,7 +13,7 @@ import torch
 
 from ncgru._cuda import program
 from ncgru.orthogonal import ScaledCayley, packed_size
-from ncgru.recurrence.cuda import small
+from ncgru.recurrence.cuda import product, small
 from ncgru.recurrence.cuda.gpu import Gpu, gpu
 from ncgru.recurrence.cuda.kind import Limits
 from tests.gpu.covering import kind
@@ -39,6 +39,20 @@ def hand_over() -> None:
     assert y.tolist() == [8 * (5 + i // 32) for i in range(128)]
 
 
+def multiply() -> None:
+    """Products over all steps, in the three ways that operands lie, whole and in slices and parts."""
+    m, n, k = 130, 70, 200
+    for a_along, b_along in ((True, True), (True, False), (False, False)):
+        a = torch.randn(m, k, device="cuda") if a_along else torch.randn(k, m, device="cuda").t()
+        b = torch.randn(n, k, device="cuda").t() if b_along else torch.randn(k, n, device="cuda")
+        for room in (product.ROOM, 2 * (m + n) * k):
+            out = torch.empty(m, n, device="cuda")
+            problems = [(product.operand(a, 1), product.operand(b, 0), product.Result(out, 0, n))]
+            product.products(gpu(0), k, problems, room)
+            assert out.isfinite().all()
+        print("product", a_along, b_along, flush=True)
+
+
 def follow_matrices() -> None:
     """Some updates of orthogonal matrices, small and large, and their gradients."""
     for n in (7, 40, 170):
@@ -56,6 +70,7 @@ def main() -> None:
     if what == ["hand-over"]:
         hand_over()
         return
+    multiply()
     follow_matrices()
     for one in KINDS:
         if what == ["full-barriers"] and one.hidden > small.LARGEST_HIDDEN:
