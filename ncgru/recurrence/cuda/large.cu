@@ -618,12 +618,6 @@ struct __align__(2 * sizeof(T)) Two {
 };
 
 template <typename T>
-__device__ __forceinline__ float load_as(T x) {
-    if constexpr (sizeof(T) == sizeof(float)) return x;
-    else return load(&x);
-}
-
-template <typename T>
 __device__ __forceinline__ T store_as(float x) {
     if constexpr (sizeof(T) == sizeof(float)) return x;
     else return store(x);
@@ -643,34 +637,41 @@ __device__ __forceinline__ void write(T* to, const float (&x)[PACK], const Cell&
     }
 }
 
-// 0 where there is nothing.
-template <typename T>
-__device__ __forceinline__ void read(
-    float (&x)[PACK], const T* from, const Cell& at, const Part& part, bool wanted = true) {
-#pragma unroll
-    for (int k = 0; k < PACK; ++k) x[k] = 0.0f;
-    if (!wanted || !at.real(0, part)) return;
-    if constexpr (PACK == 1) {
-        x[0] = load_as(*from);
-    } else if constexpr (HIDDEN % 2) {
-        x[0] = load_as(from[0]);
-        if (at.real(1, part)) x[1] = load_as(from[1]);
-    } else {
-        Two<T> two = *reinterpret_cast<const Two<T>*>(from);
-        x[0] = load_as(two.first), x[1] = load_as(two.second);
-    }
-}
+__device__ __forceinline__ unsigned bits_of(float x) { return __float_as_uint(x); }
+__device__ __forceinline__ unsigned bits_of(unsigned short x) { return x; }
 
-// The same without a look at the numbers: what looks at them waits for them, and does so at once within a branch.
+// Numbers of an item as they lie in memory. What looks at a number waits for it, and turning 16 bits into a float is to look
+// at it: so that is done where it is used, long after it was asked for.
 template <typename T>
-__device__ __forceinline__ Two<T> take(const T* from, const Cell& at, const Part& part) {
-    Two<T> two = {};
-    if (!at.real(0, part)) return two;
-    if constexpr (HIDDEN % 2 == 0) return *reinterpret_cast<const Two<T>*>(from);
-    two.first = from[0];
-    if (at.real(1, part)) two.second = from[1];
-    return two;
-}
+struct Asked {
+    static constexpr bool joined = sizeof(T) == 2 && HIDDEN % 2 == 0;  // both in one word
+    unsigned words[joined ? 1 : PACK];
+
+    // 0 where there is nothing.
+    __device__ __forceinline__ void ask(const T* from, const Cell& at, const Part& part, bool wanted = true) {
+#pragma unroll
+        for (unsigned& word : words) word = 0;
+        if (!wanted || !at.real(0, part)) return;
+        if constexpr (joined) {
+            words[0] = *reinterpret_cast<const unsigned*>(from);
+        } else if constexpr (PACK == 2 && HIDDEN % 2 == 0) {
+            const Two<T> two = *reinterpret_cast<const Two<T>*>(from);
+            words[0] = bits_of(two.first), words[PACK - 1] = bits_of(two.second);
+        } else {
+            words[0] = bits_of(from[0]);
+            if (PACK == 2 && at.real(1, part)) words[PACK - 1] = bits_of(from[1]);
+        }
+    }
+
+    __device__ __forceinline__ float operator[](int k) const {
+        if constexpr (sizeof(T) == 4) {
+            return __uint_as_float(words[k]);
+        } else {
+            const stored x = static_cast<stored>(joined ? words[0] >> 16 * k : words[joined ? 0 : k]);
+            return load(&x);
+        }
+    }
+};
 
 // What cell threads remember of each stack from phase to phase: [fields, stacks, items, PACK, cell threads].
 template <int W, int R>
@@ -733,7 +734,7 @@ struct OfGated {
 // The projected input of one stack at one step, asked for long before it is needed.
 template <int W, int R>
 struct ProjectedAhead {
-    float p[GATES][items_of(W * R)][PACK];
+    Asked<stored> p[GATES][items_of(W * R)];
 
     // Padding may hold anything, NaN included.
     __device__ __forceinline__ void ask(const Part& part, const Task& task, const Forward& x, int stack, index_t step) {
@@ -743,7 +744,7 @@ struct ProjectedAhead {
 #pragma unroll
             for (int item = 0; item < items_of(W * R); ++item) {
                 const Cell& here = at.of[item];
-                read(p[gate][item], x.projected + here.gate(gate), here, part, step < task.steps && !here.over);
+                p[gate][item].ask(x.projected + here.gate(gate), here, part, step < task.steps && !here.over);
             }
     }
 };
@@ -774,10 +775,11 @@ struct ForwardCells {
 #pragma unroll
             for (int item = 0; item < ITEMS; ++item) {
                 const Cell& here = at.of[item];
+                Asked<float> initial;
+                initial.ask(x.initial + here.start(part, task), here, part, x.initial != nullptr);
                 float h[PACK];
-                read(h, x.initial + here.start(part, task), here, part, x.initial != nullptr);
 #pragma unroll
-                for (int k = 0; k < PACK; ++k) memory(STATE, stack, item, k) = h[k];
+                for (int k = 0; k < PACK; ++k) memory(STATE, stack, item, k) = h[k] = initial[k];
                 out.publish(here, stack * R, 0, 0, h);
             }
         }
@@ -802,7 +804,8 @@ struct ForwardCells {
         for (int i = 0; i < ITEMS * PACK; ++i) into[i / PACK][i % PACK] = memory(field, stack, i / PACK, i % PACK);
     }
 
-    __device__ __forceinline__ void keep(const Numbers& from, int field, int stack) const {
+    template <typename Found>
+    __device__ __forceinline__ void keep(const Found& from, int field, int stack) const {
 #pragma unroll
         for (int i = 0; i < ITEMS * PACK; ++i) memory(field, stack, i / PACK, i % PACK) = from[i / PACK][i % PACK];
     }
@@ -840,7 +843,7 @@ struct ForwardCells {
     }
 
     // What follows on the products with the state.
-    __device__ __forceinline__ void on_state(const Cells<W, R>& at, int stack, const float (&p)[GATES][ITEMS][PACK]) {
+    __device__ __forceinline__ void on_state(const Cells<W, R>& at, int stack, const Asked<stored> (&p)[GATES][ITEMS]) {
         Numbers before, r, u, next, sums[FORWARD_PRODUCTS], bias[GATES], threshold;
         recall(before, STATE, stack);
         if constexpr (RESET != BEFORE) recall_added(threshold, GATES, at);
@@ -990,8 +993,8 @@ struct OfGradients {
 template <int W, int R>
 struct SavedAhead {
     struct Item {
-        float grad[PACK], r[PACK], u[PACK], c[PACK], before[PACK], product[PACK];
-        Two<stored> narrow;  // the gradient as it came, where it comes as the states are stored
+        Asked<float> grad, before, product;
+        Asked<stored> narrow, r, u, c;  // `narrow` is the gradient where it comes as the states are stored
     } of[items_of(W * R)];
 
     __device__ __forceinline__ void ask(
@@ -1004,14 +1007,15 @@ struct SavedAhead {
         for (int i = 0; i < items_of(W * R); ++i) {
             const Cell& here = at.of[i];
             Item& item = of[i];
-            if (PACK == 2 && x.grad_output) item.narrow = take(x.grad_output + here.state(), here, part);
-            else read(item.grad, x.grad_hidden + here.state(), here, part);
-            read(item.c, x.gates + here.gate(GATES - 1), here, part);
-            read(item.r, x.gates + here.gate(0), here, part, GATES == 3);
-            read(item.u, x.gates + here.gate(GATES == 3), here, part, GATES == 3);
+            const bool narrow = PACK == 2 && x.grad_output;
+            item.narrow.ask(x.grad_output + here.state(), here, part, narrow);
+            item.grad.ask(x.grad_hidden + here.state(), here, part, !narrow);
+            item.c.ask(x.gates + here.gate(GATES - 1), here, part);
+            item.r.ask(x.gates + here.gate(0), here, part, GATES == 3);
+            item.u.ask(x.gates + here.gate(GATES == 3), here, part, GATES == 3);
             const float* before = first ? x.initial + here.start(part, task) : x.hidden + here.state() + back;
-            read(item.before, before, here, part, !first || x.initial);
-            read(item.product, x.products + here.state(), here, part, RESET == AFTER);
+            item.before.ask(before, here, part, !first || x.initial);
+            item.product.ask(x.products + here.state(), here, part, RESET == AFTER);
         }
     }
 };
@@ -1077,9 +1081,7 @@ struct BackwardCells {
             const int item = i / PACK, k = i % PACK;
             const bool over = at.of[item].over;
             const auto& now = saved.of[item];
-            float grad = now.grad[k];
-            if (PACK == 2 && x.grad_output) grad = load_as(k == 0 ? now.narrow.first : now.narrow.second);
-            const float sent = e[item][k] + grad;
+            const float sent = e[item][k] + (PACK == 2 && x.grad_output ? now.narrow[k] : now.grad[k]);
             const float r = now.r[k], u = now.u[k], c = now.c[k];
             if (RESET == NONE) {
                 d_c[item][k] = over ? 0.0f : sent * slope(c);

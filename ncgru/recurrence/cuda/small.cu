@@ -265,15 +265,18 @@ __device__ __forceinline__ void forward(
     int t = place.backwards ? static_cast<int>(steps) - 1 : 0;
     const index_t stride = keep_at_hand(forth * place.step);
     index_t at = t * place.step + place.at_state;
-    // p of a step, whatever where the row is over, but no number of the padding: it may hold anything, NaN included.
+    // p of a step, whatever where the row is over, but no number of the padding: it may hold anything, NaN included. What
+    // looks at it waits for it, so its bias is added, and 16 bits are made a float, where it is used.
     auto read_gate = [&](int gate, bool alive) {
-        float p = alive ? load(projected + GATES * (at - place.unit) + place.unit + gate * HIDDEN) : 0.0f;
-        return p + bias[gate];
+        stored p = 0;
+        if (alive) p = projected[GATES * (at - place.unit) + place.unit + gate * HIDDEN];
+        return p;
     };
+    auto biased = [&](const stored& p, int gate) { return load(&p) + bias[gate]; };
     bool alive = place.alive(t);
-    float p_r = RESET == NONE ? 0.0f : read_gate(0, alive);
-    float p_u = RESET == NONE ? 0.0f : read_gate(GATES - 2, alive);
-    float p_c = read_gate(GATES - 1, alive);
+    stored p_r = RESET == NONE ? stored(0) : read_gate(0, alive);
+    stored p_u = RESET == NONE ? stored(0) : read_gate(GATES - 2, alive);
+    stored p_c = read_gate(GATES - 1, alive);
     Ahead ahead;
     ahead.add<ROWS>(projected, GATES * HIDDEN, batch, t + forth * AHEAD, forth);
     Vectors<ROWS> states(room[0]);
@@ -290,20 +293,20 @@ __device__ __forceinline__ void forward(
         const int turn = RESET == BEFORE ? 0 : (steps - left) % 2;
         float r = 1.0f, u = 1.0f, z;
         if constexpr (RESET == NONE) {
-            z = p_c + product<ROWS>(share[0], states);
+            z = biased(p_c, 0) + product<ROWS>(share[0], states);
         } else {
-            r = logistic(p_r + product<ROWS>(share[0], states));
+            r = logistic(biased(p_r, 0) + product<ROWS>(share[0], states));
             p_r = read_gate(0, alive);
             if constexpr (RESET == BEFORE) {
                 if (writer) room[1][mine] = as_operand(r * h);
             }
-            u = logistic(p_u + product<ROWS>(share[GATES - 2], states));
+            u = logistic(biased(p_u, GATES - 2) + product<ROWS>(share[GATES - 2], states));
             p_u = read_gate(GATES - 2, alive);
             if constexpr (RESET == BEFORE) {
                 __syncthreads();
-                z = p_c + product<ROWS>(share[GATES - 1], Vectors<ROWS>(room[1]));
+                z = biased(p_c, GATES - 1) + product<ROWS>(share[GATES - 1], Vectors<ROWS>(room[1]));
             } else {
-                z = p_c + r * product<ROWS>(share[GATES - 1], states);
+                z = biased(p_c, GATES - 1) + r * product<ROWS>(share[GATES - 1], states);
             }
         }
         p_c = read_gate(GATES - 1, alive);
