@@ -166,7 +166,7 @@ class ScaledCayley(nn.Module):
     @property
     def _hooked(self) -> bool:
         hooks = self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks
-        return any(hooks)
+        return any(hooks) or nn.modules.module._has_any_global_hook()
 
     def _state(self) -> State:
         if torch.compiler.is_compiling():

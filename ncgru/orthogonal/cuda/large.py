@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ncgru import _cuda
-from ncgru.orthogonal.cuda.state import METHOD_NUMBERS, State
-from ncgru.orthogonal.skew import packed_size
+from ncgru.orthogonal.cuda.state import Kernels
 
 # As in large.cu, products.cuh and matrices.cuh.
 THREADS, WARPS, PROBES, MOST_MATRICES, PROBED, SUMS_PITCH, STAGES = 512, 16, 8, 16, 8, 36, 3
@@ -52,15 +51,15 @@ def program(shape: tuple[int, int]) -> _cuda.Program:
     return _cuda.program("ncgru.orthogonal.cuda", "large.cu", {"HIGH": shape[0], "WIDE": shape[1]})
 
 
-class LargeKernels:
+class LargeKernels(Kernels):
     """The kernels of large.cu for matrices of n rows on one device."""
 
     def __init__(self, n: int, index: int, shared_limit: int) -> None:
-        self.n, self._index = n, index
+        super().__init__(n, min(MOST_MATRICES, max(1, MOST_WORKSPACE // (n * n))))
+        self._index = index
         # Each block gets all the shared memory of its multiprocessor: see `arrivals` in large.cu.
         self._shared = shared_limit
         self._blocks = torch.cuda.get_device_properties(index).multi_processor_count
-        self._most = min(MOST_MATRICES, max(1, MOST_WORKSPACE // (n * n)))
         self._kernels = functools.cache(self._load)
 
     def _load(self, count: int) -> tuple[_cuda.Kernel, _cuda.Kernel]:
@@ -74,40 +73,10 @@ class LargeKernels:
         grams, notes = count * -(-n // PROBED) * PROBES**2, 2 * count * max(1, self._blocks // count)
         return 2 * (grams + 2 * n + notes) + (1 + count) * n * PROBES + 3 * count * n * n
 
-    def follow(self, packed: Tensor, state: State, method: str, order: int, reset_every: int) -> tuple[Tensor, Tensor]:
-        """Bring the state up to date with `packed`; copies of U and of the inverse."""
-        packed = packed.contiguous()
-        matrix, inverse = torch.empty_like(state.matrix), torch.empty_like(state.inverse)
-        options = METHOD_NUMBERS[method], order, reset_every
-        count, n = state.updates.numel(), self.n
-        if count <= self._most:
-            self._follow_part((packed, *state, matrix, inverse), count, options)
-            return matrix, inverse
-        flat = packed.view(count, -1), matrix.view(count, n, n), inverse.view(count, n, n)
-        for first in range(0, count, self._most):
-            part = state.part(first, self._most)
-            vectors, us, inverses = (tensor[first : first + self._most] for tensor in flat)
-            self._follow_part((vectors, *part, us, inverses), vectors.shape[0], options)
-        return matrix, inverse
-
     def _follow_part(self, tensors: Sequence[Tensor], count: int, options: Sequence[int]) -> None:
         scratch = tensors[0].new_empty(self.scratch_words(count))
+        # An address, not a tensor of float32: what lies there is float64 at first.
         self._launch(self._kernels(count)[0], *tensors, (scratch, 0), self.n, count, *options)
-
-    def gradient(self, grad_matrix: Tensor, matrix: Tensor, inverse: Tensor, signs: Tensor) -> Tensor:
-        """The gradient in the packed A's, of the gradient in the U's; all contiguous."""
-        n = self.n
-        count = matrix.numel() // (n * n)
-        gradient = matrix.new_empty(*matrix.shape[:-2], packed_size(n))
-        operands = grad_matrix, matrix, inverse, signs, gradient
-        if count <= self._most:
-            self._gradient_part(operands, count)
-            return gradient
-        flat = [tensor.view(count, -1) for tensor in operands]
-        for first in range(0, count, self._most):
-            part = [tensor[first : first + self._most] for tensor in flat]
-            self._gradient_part(part, part[0].shape[0])
-        return gradient
 
     def _gradient_part(self, operands: Sequence[Tensor], count: int) -> None:
         rooms = operands[0].new_empty(2 * count * self.n**2)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ncgru import _cuda
-from ncgru.orthogonal.cuda.state import METHOD_NUMBERS, State
-from ncgru.orthogonal.skew import packed_size
+from ncgru.orthogonal.cuda.state import Kernels
 
 # As in small.cu and matrices.cuh.
 GROUP, TILE, THREADS, PROBES = 8, 4, 512, 8
@@ -56,11 +55,10 @@ def program(rows: int, chunk: int) -> _cuda.Program:
     return _cuda.program("ncgru.orthogonal.cuda", "small.cu", {"ROWS": rows, "CHUNK": chunk})
 
 
-class SmallKernels:
+class SmallKernels(Kernels):
     """The kernels of small.cu for matrices of n rows on one device."""
 
     def __init__(self, n: int, index: int, chunk: int) -> None:
-        self.n = n
         rows = rows_of(n)
         chosen = program(rows, chunk)
         self._follow = chosen.kernel("follow_small", index)
@@ -70,23 +68,7 @@ class SmallKernels:
         self._clusters = torch.cuda.get_device_capability(index)[0] >= 9
         # Without clusters all blocks of a launch must be resident, so that they can wait for each other.
         resident = (kernel.resident_blocks(THREADS, self._shared) for kernel in (self._follow, self._gradient))
-        self._most = 65535 if self._clusters else max(1, min(resident) // GROUP)
-
-    def follow(self, packed: Tensor, state: State, method: str, order: int, reset_every: int) -> tuple[Tensor, Tensor]:
-        """Bring the state up to date with `packed`; copies of U and of the inverse."""
-        packed = packed.contiguous()
-        matrix, inverse = torch.empty_like(state.matrix), torch.empty_like(state.inverse)
-        options = METHOD_NUMBERS[method], order, reset_every
-        count = state.updates.numel()
-        if count <= self._most:
-            self._follow_part((packed, *state, matrix, inverse), count, options)
-            return matrix, inverse
-        flat = packed.view(count, -1), matrix.view(count, self.n, self.n), inverse.view(count, self.n, self.n)
-        for first in range(0, count, self._most):
-            part = state.part(first, self._most)
-            vectors, us, inverses = (tensor[first : first + self._most] for tensor in flat)
-            self._follow_part((vectors, *part, us, inverses), len(vectors), options)
-        return matrix, inverse
+        super().__init__(n, 65535 if self._clusters else max(1, min(resident) // GROUP))
 
     def _follow_part(self, tensors: Sequence[Tensor], count: int, options: Sequence[int]) -> None:
         self._follow.launch(
@@ -99,21 +81,6 @@ class SmallKernels:
             shared=self._shared,
             cooperative=not self._clusters,
         )
-
-    def gradient(self, grad_matrix: Tensor, matrix: Tensor, inverse: Tensor, signs: Tensor) -> Tensor:
-        """The gradient in the packed A's, of the gradient in the U's; all contiguous."""
-        n = self.n
-        count = matrix.numel() // (n * n)
-        gradient = matrix.new_empty(*matrix.shape[:-2], packed_size(n))
-        operands = grad_matrix, matrix, inverse, signs, gradient
-        if count <= self._most:
-            self._gradient_part(operands, count)
-            return gradient
-        flat = [tensor.view(count, -1) for tensor in operands]
-        for first in range(0, count, self._most):
-            part = [tensor[first : first + self._most] for tensor in flat]
-            self._gradient_part(part, len(part[0]))
-        return gradient
 
     def _gradient_part(self, operands: Sequence[Tensor], count: int) -> None:
         self._gradient.launch(
