@@ -17,7 +17,7 @@ from torch import Tensor
 from ncgru.nn.wiring import Wiring, side_by_side
 from ncgru.orthogonal.reading import Reading, follow, gradient_in_packed
 from ncgru.recurrence.again import gates_again
-from ncgru.recurrence.cuda import gpu, operator, passes
+from ncgru.recurrence.cuda import gpu, operator, over_steps, passes
 from ncgru.recurrence.cuda.kind import Kind
 
 Gradients = tuple[Tensor | None, ...]
@@ -133,7 +133,7 @@ class _Layer(torch.autograd.Function):
         if inputs[0].dtype != dtype or input.dtype != dtype:
             input, inputs = input.to(dtype), [x.to(dtype) for x in inputs]
         machine = gpu.machine_of(input)
-        projected = passes.project(machine, kind, input, side_by_side(inputs))
+        projected = over_steps.project(machine, kind, input, side_by_side(inputs))
         learnt = _learnt(wiring, kind, matrices, free, biases)
         made = passes.forward(machine, kind, projected, initial, learnt, lengths, False, wants_output=True)
         ctx.settings = _Settings(wiring, kind, len(free), len(biases), ctx.needs_input_grad[2:])
@@ -228,7 +228,7 @@ def _gradients(
     flat = found.projected.view(-1, gates.shape[-1])
     d_input: Tensor | None = None
     if needs[0]:
-        d_input = passes.input_gradient(machine, kind, flat, side_by_side(inputs)).view(input.shape)
+        d_input = over_steps.input_gradient(machine, kind, flat, side_by_side(inputs)).view(input.shape)
     first = 3 + len(free)
     d_matrices: Tensor | None = None
     d_free: Sequence[Tensor | None] = [None] * len(free)
@@ -238,10 +238,10 @@ def _gradients(
         into, d_free = wiring.rows_of(d_matrices, room, len(inputs)), room
     rows = d_rows = None
     if any(needs[first : first + len(inputs)]):
-        rows, d_rows = passes.in_rows(input), input.new_empty(gates.shape[-1], input.shape[-1])
+        rows, d_rows = over_steps.in_rows(input), input.new_empty(gates.shape[-1], input.shape[-1])
     if into or d_rows is not None:
         states = hidden if output is None else output
-        passes.weight_gradients(machine, kind, found, initial, states, False, into, rows, d_rows)
+        over_steps.weight_gradients(machine, kind, found, initial, states, False, into, rows, d_rows)
     if d_matrices is not None and inverse is not None:
         assert matrices is not None
         assert signs is not None

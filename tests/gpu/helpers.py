@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ncgru.recurrence.cuda.gpu import Gpu, gpu
 from ncgru.recurrence.cuda.kind import Limits
-from ncgru.recurrence.cuda.passes import Argument
+from ncgru.recurrence.cuda.machine import Argument
 
 DEVICE = torch.device("cuda", 0)
 

@@ -95,15 +95,8 @@ __device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.gpu;" ::: 
 
 __device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
-// ---- products of a warp: sums [16, 8] += a [16, K] b [K, 8], K = 8 for tf32 and 16 for 16 bits
-//
-// Lane l = 4*g + c holds sums[g][2c], [g][2c+1], [g+8][2c], [g+8][2c+1]. A word is one tf32 or two neighbouring numbers
-// of 16 bits along K; in words (8 of them along K) the lane holds a[g][c], a[g+8][c], a[g][c+4], a[g+8][c+4] and
-// b[c][g], b[c+4][g].
-
 // Four matrices [8, 8] of 16 bits from shared memory: lane l names row l % 8 of matrix l / 8, and lane 4*g + c gets the
 // words that hold [g][2c], [g][2c+1] of each; of the transposed matrices, where these are asked for.
-
 __device__ __forceinline__ void load_matrices(unsigned (&x)[4], const char* row) {
     unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(row));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -119,6 +112,12 @@ __device__ __forceinline__ void load_transposed(unsigned (&x)[4], const char* ro
                  : "r"(at)
                  : "memory");
 }
+
+// ---- products of a warp: sums [16, 8] += a [16, K] b [K, 8], K = 8 for tf32 and 16 for 16 bits
+//
+// Lane l = 4*g + c holds sums[g][2c], [g][2c+1], [g+8][2c], [g+8][2c+1]. A word is one tf32 or two neighbouring numbers
+// of 16 bits along K; in words (8 of them along K) the lane holds a[g][c], a[g+8][c], a[g][c+4], a[g+8][c+4] and
+// b[c][g], b[c+4][g].
 
 __device__ __forceinline__ void mma_tf32(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

@@ -14,7 +14,7 @@ from ..._cuda import Kernel, program, why_unavailable
 from . import small
 from .kind import Kind, Limits, storage_of
 from .large import LARGEST_HIDDEN, Design
-from .passes import Argument, Machine
+from .machine import Argument, Machine
 
 OLDEST = (8, 0)
 """The least compute capability: tensor cores for tf32 and bfloat16."""

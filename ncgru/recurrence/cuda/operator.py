@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from . import gpu, passes
+from . import gpu, over_steps, passes
 from .kind import Kind, kind_of
+from .machine import Machine
 
 _SETTINGS = "str reset, str nonlinearity, bool reverse"
 _library: Any = torch.library.Library("ncgru", "FRAGMENT")
@@ -40,7 +41,7 @@ def kind_now(dtype: torch.dtype, hidden_size: int, reset: str, nonlinearity: str
 
 
 def forward_on(
-    machine: passes.Machine,
+    machine: Machine,
     kind: Kind,
     projected: Tensor,
     initial: Tensor,
@@ -56,7 +57,7 @@ def forward_on(
 
 
 def backward_on(
-    machine: passes.Machine,
+    machine: Machine,
     kind: Kind,
     grad_hidden: Tensor,
     initial: Tensor,
@@ -72,7 +73,7 @@ def backward_on(
     found = passes.backward(machine, kind, *arguments, wants_initial=True)
     assert found.initial is not None
     d_weight = torch.empty_like(weight, dtype=torch.float32, memory_format=torch.contiguous_format)
-    passes.weight_gradients(machine, kind, found, initial, hidden, reverse, [[rows] for rows in d_weight])
+    over_steps.weight_gradients(machine, kind, found, initial, hidden, reverse, [[rows] for rows in d_weight])
     return found.projected, found.initial, d_weight, found.biases[..., -kind.hidden :].sum(0)
 
 

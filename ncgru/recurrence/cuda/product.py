@@ -9,15 +9,13 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .kind import Limits
-
-if TYPE_CHECKING:
-    from .passes import Argument, Machine
+from .machine import Argument, Machine
 
 DEPTH = 32
 """Numbers along K that a block takes at a time, and that share a scale where lines are columns in memory."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ncgru.recurrence.cuda.kind import Limits
-from ncgru.recurrence.cuda.passes import Argument
+from ncgru.recurrence.cuda.machine import Argument
 from tests.emulator import compile_kernels
 
 H200 = Limits(multiprocessors=132, shared=232448)

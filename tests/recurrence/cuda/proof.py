@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ncgru.recurrence import reference
-from ncgru.recurrence.cuda import passes
 from ncgru.recurrence.cuda.kind import Kind
+from ncgru.recurrence.cuda.machine import Machine
 from ncgru.recurrence.cuda.operator import backward_on, forward_on
 
 NAMES = ("hidden", "gates", "d_projected", "d_initial", "d_weight", "d_threshold")
@@ -96,7 +96,7 @@ def _threshold(case: Case, drawn: Tensor) -> Tensor:
     return drawn if few else -drawn.abs()
 
 
-def run(machine: passes.Machine, case: Case, given: Inputs) -> dict[str, Tensor]:
+def run(machine: Machine, case: Case, given: Inputs) -> dict[str, Tensor]:
     """Both passes on `machine`; the results are named as in `NAMES`, where they mean anything."""
     x, reverse = given, case.directions == "reverse"
     hidden, gates = forward_on(machine, case.kind, x.projected, x.initial, x.weight, x.threshold, x.lengths, reverse)
@@ -107,7 +107,7 @@ def run(machine: passes.Machine, case: Case, given: Inputs) -> dict[str, Tensor]
     return found
 
 
-def prove(machine: passes.Machine, case: Case, device: torch.device | str = "cpu") -> None:
+def prove(machine: Machine, case: Case, device: torch.device | str = "cpu") -> None:
     """Run both passes on `machine`, with NaN in all memory that nobody has written yet, and compare."""
     given = inputs(case, device)
     with _products_of(case.kind):
@@ -118,7 +118,7 @@ def prove(machine: passes.Machine, case: Case, device: torch.device | str = "cpu
             _compare_backward(case, given, found, d)
 
 
-def prove_as_a_whole(machine: passes.Machine, case: Case, device: torch.device | str = "cpu") -> None:
+def prove_as_a_whole(machine: Machine, case: Case, device: torch.device | str = "cpu") -> None:
     """Compare norms of errors from end to end, with no state lent to the reference; for a phi without kinks."""
     assert case.kind.nonlinearity == "tanh"
     given = inputs(case, device)
